@@ -1,0 +1,1 @@
+//! Token blocks and their hashes, as Dynamo computes them.

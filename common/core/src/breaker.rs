@@ -1,0 +1,1 @@
+//! Stops sending to what keeps failing.

@@ -1,0 +1,1 @@
+//! The cuckoo filter of a pool's chain hashes.

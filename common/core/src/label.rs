@@ -1,0 +1,1 @@
+//! Labels of sites and rules over them.

@@ -1,0 +1,1 @@
+//! A site's load: parts, merging, staleness.

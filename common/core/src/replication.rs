@@ -1,0 +1,1 @@
+//! Replication of a pool's filter from a relay to edges.

@@ -1,0 +1,1 @@
+//! Exact ownership of blocks at the relay.

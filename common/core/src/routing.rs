@@ -1,0 +1,1 @@
+//! The decision: eligibility, score, tiebreak.

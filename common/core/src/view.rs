@@ -1,0 +1,1 @@
+//! What an edge knows of the grid.

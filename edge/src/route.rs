@@ -1,0 +1,1 @@
+//! Decides where a request goes.

@@ -1,0 +1,1 @@
+//! Keeps the view of the grid.

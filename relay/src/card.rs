@@ -1,0 +1,1 @@
+//! Model cards from local directories.

@@ -1,0 +1,11 @@
+//! The relay: a sidecar beside a frontend.
+
+mod admin;
+mod card;
+mod config;
+mod load;
+mod metrics;
+mod pools;
+mod proxy;
+mod publish;
+mod sources;

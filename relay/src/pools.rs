@@ -1,0 +1,1 @@
+//! Pools: residency feeding publishers.

@@ -1,0 +1,1 @@
+//! Requests from edges to the frontend.

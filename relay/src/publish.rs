@@ -1,0 +1,1 @@
+//! Tells edges what the site has cached.

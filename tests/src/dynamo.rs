@@ -1,0 +1,1 @@
+//! Real Dynamo sites for tests.

@@ -1,0 +1,1 @@
+//! Whole grids for tests.
