@@ -1,5 +1,7 @@
 //! kvgrid's wire protocol: generated messages, frames with limits, conversion to the core.
 
+pub mod frame;
+
 /// Messages generated from `kvgrid.proto`; its comments are their documentation.
 pub mod v1 {
     #![allow(

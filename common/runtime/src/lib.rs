@@ -1,1 +1,3 @@
-//! placeholder
+//! The shell that relay and edge share.
+
+pub mod frames;
