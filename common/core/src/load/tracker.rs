@@ -1,0 +1,223 @@
+//! Merges relays' reports into a site's load.
+
+use core::time::Duration;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use thiserror::Error;
+
+use super::{
+    EngineLoad, EngineSum, ForeignLoad, GatewayLoad, GatewaySum, LoadSample, ModelLoad, RelayEcho,
+    SiteLoad,
+};
+use crate::id::{ModelId, RelayId};
+use crate::time::Instant;
+
+/// Gateway reports kept per relay: with one every 100 ms, 6 s back, which is further than an
+/// engine scrape that still counts.
+const HISTORY: usize = 64;
+/// Most engine parts or models in one report.
+const PARTS: usize = 1024;
+/// An engine part that no report has renewed for this long is forgotten.
+const ENGINE_FORGOTTEN_AFTER: Duration = Duration::from_secs(5);
+
+/// Why a report was refused. The relay is at fault; nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum LoadError {
+    /// The report has more parts than a site may have.
+    #[error("a load report of {engines} engines and {models} models, of 1024 each at most")]
+    TooManyParts {
+        /// Engine parts in the report.
+        engines: usize,
+        /// Gateway parts in the report.
+        models: usize,
+    },
+}
+
+/// Keeps the parts of one site's load.
+#[derive(Clone, Debug, Default)]
+pub struct LoadTracker {
+    relays: BTreeMap<RelayId, RelayPart>,
+    engines: BTreeMap<EngineKey, EngineLoad>,
+}
+
+/// Model, worker and rank.
+type EngineKey = (ModelId, u64, u32);
+
+#[derive(Clone, Debug)]
+struct RelayPart {
+    echo: u64,
+    /// Reports in the order they came, the newest last; never empty.
+    reports: VecDeque<(Instant, Vec<(ModelId, GatewayLoad)>)>,
+}
+
+impl LoadTracker {
+    /// Takes in a relay's report.
+    pub fn handle_sample(
+        &mut self,
+        relay: &RelayId,
+        sample: LoadSample,
+        now: Instant,
+    ) -> Result<(), LoadError> {
+        if sample.engines.len() > PARTS || sample.gateway.len() > PARTS {
+            return Err(LoadError::TooManyParts {
+                engines: sample.engines.len(),
+                models: sample.gateway.len(),
+            });
+        }
+        self.merge_engines(sample.engines, now);
+        let part = self.relays.entry(relay.clone()).or_insert(RelayPart {
+            echo: 0,
+            reports: VecDeque::new(),
+        });
+        part.echo = sample.echo;
+        if part.reports.len() == HISTORY {
+            part.reports.pop_front();
+        }
+        part.reports.push_back((sample.at, sample.gateway));
+        Ok(())
+    }
+
+    /// Forgets a relay's gateway part: its connection is gone, and with it what it counted.
+    pub fn handle_relay_gone(&mut self, relay: &RelayId) {
+        self.relays.remove(relay);
+    }
+
+    /// The merged load.
+    pub fn snapshot(&self) -> SiteLoad {
+        let models: BTreeSet<ModelId> = self
+            .engines
+            .keys()
+            .map(|(model, ..)| *model)
+            .chain(self.relays.values().flat_map(RelayPart::models))
+            .collect();
+        SiteLoad {
+            relays: self.relays.iter().map(RelayPart::echo_of).collect(),
+            models: models.into_iter().map(|model| self.model(model)).collect(),
+        }
+    }
+
+    fn merge_engines(&mut self, engines: Vec<EngineLoad>, now: Instant) {
+        self.engines
+            .retain(|_, part| now.saturating_since(part.at) <= ENGINE_FORGOTTEN_AFTER);
+        for part in engines {
+            let key = (part.model, part.worker, part.rank);
+            let stale = self.engines.get(&key).map(|known| known.at > part.at);
+            // A site's relays scrape the same engines: past twice one report's limit, parts
+            // of new engines are dropped until old ones are forgotten.
+            if stale == Some(false) || (stale.is_none() && self.engines.len() < 2 * PARTS) {
+                self.engines.insert(key, part);
+            }
+        }
+    }
+
+    fn model(&self, model: ModelId) -> ModelLoad {
+        let range = (model, 0, 0)..=(model, u64::MAX, u32::MAX);
+        let engines: Vec<&EngineLoad> = self.engines.range(range).map(|(_, part)| part).collect();
+        ModelLoad {
+            model,
+            engines: self.sum_engines(model, &engines),
+            gateway: self.sum_gateways(model, None),
+        }
+    }
+
+    fn sum_engines(&self, model: ModelId, parts: &[&EngineLoad]) -> Option<EngineSum> {
+        let at = parts.iter().map(|part| part.at).min()?;
+        let scraped = parts.iter().map(|part| part.at).max()?;
+        let sum = |value: fn(&EngineLoad) -> u32| {
+            parts
+                .iter()
+                .fold(0_u32, |sum, part| sum.saturating_add(value(part)))
+        };
+        let (running, waiting) = (sum(|part| part.running), sum(|part| part.waiting));
+        let tokens = parts
+            .iter()
+            .map(|part| part.waiting_tokens)
+            .try_fold(0_u64, |sum, tokens| Some(sum.saturating_add(tokens?)));
+        let gateway = self
+            .sum_gateways(model, Some(scraped))
+            .map_or_else(GatewayLoad::default, |sum| sum.load);
+        let requests = running.saturating_add(waiting);
+        let foreign = requests.saturating_sub(gateway.in_flight);
+        Some(EngineSum {
+            ranks: u32::try_from(parts.len()).unwrap_or(u32::MAX),
+            at,
+            running,
+            waiting,
+            kv_use: mean(parts.iter().filter_map(|part| part.kv_use)),
+            foreign: ForeignLoad {
+                requests: foreign,
+                waiting: foreign.min(waiting),
+                waiting_tokens: tokens.map(|all| all.saturating_sub(gateway.queued_tokens)),
+            },
+        })
+    }
+
+    /// The gateway parts now, or as they were at a time.
+    fn sum_gateways(&self, model: ModelId, then: Option<Instant>) -> Option<GatewaySum> {
+        let parts: Vec<(Instant, GatewayLoad)> = self
+            .relays
+            .values()
+            .filter_map(|relay| relay.load_of(model, then))
+            .collect();
+        let at = parts.iter().map(|(at, _)| *at).min()?;
+        let mut load = GatewayLoad::default();
+        for (_, part) in &parts {
+            load.in_flight = load.in_flight.saturating_add(part.in_flight);
+            load.queued_tokens = load.queued_tokens.saturating_add(part.queued_tokens);
+            load.arrivals_per_s += part.arrivals_per_s.max(0.0);
+        }
+        let speeds = parts
+            .iter()
+            .filter_map(|(_, part)| part.prefill_ms_per_token);
+        load.prefill_ms_per_token = mean(speeds.filter(|speed| *speed > 0.0));
+        Some(GatewaySum { load, at })
+    }
+}
+
+impl RelayPart {
+    fn models(&self) -> impl Iterator<Item = ModelId> {
+        let newest = self.reports.back();
+        newest
+            .into_iter()
+            .flat_map(|(_, gateway)| gateway.iter().map(|(model, _)| *model))
+    }
+
+    fn echo_of((relay, part): (&RelayId, &Self)) -> RelayEcho {
+        RelayEcho {
+            relay: relay.clone(),
+            at: part.reports.back().map_or(Instant::ZERO, |(at, _)| *at),
+            echo: part.echo,
+        }
+    }
+
+    /// The newest report, or the newest that is not younger than `then`, else the oldest.
+    ///
+    /// A relay that reports but does not list the model has none of it in flight.
+    fn load_of(&self, model: ModelId, then: Option<Instant>) -> Option<(Instant, GatewayLoad)> {
+        let mut newest_first = self.reports.iter().rev();
+        let (at, gateway) = match then {
+            None => newest_first.next(),
+            Some(then) => newest_first
+                .find(|(at, _)| *at <= then)
+                .or_else(|| self.reports.front()),
+        }?;
+        let listed = gateway.iter().find(|(listed, _)| *listed == model);
+        Some((
+            *at,
+            listed.map_or_else(GatewayLoad::default, |(_, load)| *load),
+        ))
+    }
+}
+
+/// The mean of the finite numbers among `values`.
+fn mean(values: impl Iterator<Item = f32>) -> Option<f32> {
+    let (sum, count) = values
+        .filter(|value| value.is_finite())
+        .fold((0.0_f32, 0.0_f32), |(sum, count), value| {
+            (sum + value, count + 1.0)
+        });
+    (count > 0.0).then(|| sum / count)
+}
+
+#[cfg(test)]
+mod tests;
