@@ -1,1 +1,102 @@
-//! Real Dynamo sites for tests.
+//! Real Dynamo sites for tests: frontend, mocker and its raw engine events, no GPU.
+//!
+//! [`Dynamo::for_test`] is where a test starts. It waits for its turn, since these tests
+//! run one at a time on the machine, and installs the pinned packages into `target/` when
+//! they aren't there yet. With `KVGRID_SKIP_DYNAMO=1` it prints a line
+//! `skipped: <test>: <reason>` past cargo's capture, which `.ci/run` counts, and gives
+//! nothing. [`Site`] is one site: its processes can be killed and started again apart.
+
+mod engine;
+mod install;
+mod ports;
+mod process;
+mod site;
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+pub use engine::Engine;
+pub use install::{Installation, python_packages};
+pub use site::{Answer, Site, SiteOptions};
+
+/// Set to `1` to leave out the tests that need real Dynamo.
+pub const SKIP_VARIABLE: &str = "KVGRID_SKIP_DYNAMO";
+
+/// A test's turn with real Dynamo; the next test waits until it is dropped.
+#[derive(Debug)]
+pub struct Dynamo {
+    installation: Installation,
+    _turn: File,
+}
+
+impl Dynamo {
+    /// Waits for the turn and installs Dynamo, or says that `test` is skipped.
+    ///
+    /// # Panics
+    ///
+    /// Where Dynamo can't be had and the tests weren't asked to do without it.
+    pub fn for_test(test: &str) -> Option<Self> {
+        if std::env::var_os(SKIP_VARIABLE).is_some_and(|value| value == "1") {
+            skip(test, &format!("{SKIP_VARIABLE}=1"));
+            return None;
+        }
+        match Self::ready() {
+            Ok(dynamo) => Some(dynamo),
+            Err(error) => panic!("{error:#} (or set {SKIP_VARIABLE}=1 to skip these tests)"),
+        }
+    }
+
+    fn ready() -> Result<Self> {
+        let target = target_dir()?;
+        let turn = locked(&target.join("kvgrid-dynamo-turn.lock"))?;
+        let installation = python_packages(&target, &requirements_file())?;
+        Ok(Self {
+            installation,
+            _turn: turn,
+        })
+    }
+
+    /// Where Dynamo is installed.
+    pub fn installation(&self) -> &Installation {
+        &self.installation
+    }
+}
+
+/// The model directory that the tests' sites serve.
+pub fn tiny_chat() -> PathBuf {
+    fixtures().join("tiny-chat")
+}
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
+}
+
+fn requirements_file() -> PathBuf {
+    fixtures().join("dynamo-requirements.txt")
+}
+
+/// Says that a test was skipped, where cargo's capture of passing tests doesn't swallow it.
+fn skip(test: &str, reason: &str) {
+    // libtest captures the print macros, not the handle; the line is lost only with stderr.
+    let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
+}
+
+/// Cargo's target directory, found from the running test's own path.
+fn target_dir() -> Result<PathBuf> {
+    let exe = std::env::current_exe().context("the running program has no path")?;
+    exe.ancestors()
+        .find(|dir| dir.join("CACHEDIR.TAG").is_file())
+        .map(Path::to_path_buf)
+        .with_context(|| format!("no target directory above {}", exe.display()))
+}
+
+/// Opens and locks a file; the lock ends with the file, also when the process is killed.
+fn locked(path: &Path) -> Result<File> {
+    let file = File::create(path).with_context(|| format!("no lock file {}", path.display()))?;
+    file.lock()
+        .with_context(|| format!("no lock on {}", path.display()))?;
+    Ok(file)
+}

@@ -1,0 +1,334 @@
+//! One Dynamo site: a frontend and a mocked worker that publishes its engine's events.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use bytes::Bytes;
+use http::{Request, StatusCode, header};
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::client::legacy::{Client, connect::HttpConnector};
+use hyper_util::rt::TokioExecutor;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::time::{Instant, sleep};
+
+use super::process::Daemon;
+use super::{Dynamo, Engine, ports, tiny_chat};
+
+/// How long a start may take on a machine that is busy with other things.
+const START_PATIENCE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(20);
+/// The name under which every site serves the fixture.
+const MODEL: &str = "tiny-chat";
+
+/// What differs between sites.
+#[derive(Clone, Debug)]
+pub struct SiteOptions {
+    /// The site's name and its Dynamo namespace.
+    pub name: String,
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// Blocks in the cache.
+    pub blocks: u32,
+    /// How many times faster than the mocker's model of an engine.
+    pub speedup: u32,
+}
+
+impl SiteOptions {
+    /// A site of 2,048 blocks of 16 tokens, ten times as fast as the mocker's model.
+    pub fn named(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            block_size: 16,
+            blocks: 2048,
+            speedup: 10,
+        }
+    }
+}
+
+/// A running site. Dropping it ends its processes; after a panic it shows their output.
+#[derive(Debug)]
+pub struct Site {
+    options: SiteOptions,
+    ports: Ports,
+    worker: Daemon,
+    frontend: Daemon,
+    engine: Engine,
+    client: Client<HttpConnector, Full<Bytes>>,
+    _directory: TempDir,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ports {
+    http: u16,
+    system: u16,
+    events: u16,
+    replay: u16,
+}
+
+/// A site's answer to a request.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The HTTP status.
+    pub status: StatusCode,
+    /// The headers.
+    pub headers: http::HeaderMap,
+    /// The body; null when it wasn't JSON.
+    pub body: Value,
+}
+
+impl Answer {
+    /// Tokens of the prompt, as the site counts them.
+    pub fn prompt_tokens(&self) -> Option<u64> {
+        self.body.pointer("/usage/prompt_tokens")?.as_u64()
+    }
+
+    /// Tokens of the prompt that the site had cached.
+    pub fn cached_tokens(&self) -> Option<u64> {
+        self.body
+            .pointer("/usage/prompt_tokens_details/cached_tokens")?
+            .as_u64()
+    }
+
+    /// The prompt's token ids, when the request asked for them.
+    pub fn prompt_token_ids(&self) -> Option<Vec<u32>> {
+        let ids = self.body.pointer("/nvext/prompt_token_ids")?.as_array()?;
+        ids.iter()
+            .map(|id| u32::try_from(id.as_u64()?).ok())
+            .collect()
+    }
+}
+
+impl Site {
+    /// Starts a site and waits until it answers a request.
+    pub async fn start(dynamo: &Dynamo, options: SiteOptions) -> Result<Self> {
+        let directory = tempfile::tempdir().context("no temporary directory")?;
+        let ports = Ports {
+            http: ports::free()?,
+            system: ports::free()?,
+            events: ports::free()?,
+            replay: ports::free()?,
+        };
+        let environment = environment(&options, &directory);
+        let daemon = |name, module, arguments| Daemon {
+            name,
+            python: dynamo.installation().python().to_owned(),
+            module,
+            arguments,
+            environment: environment.clone(),
+            log: directory.path().join(format!("{name}.log")),
+            child: None,
+        };
+        let mut worker = daemon("worker", "dynamo.mocker", worker_arguments(&options, ports));
+        worker
+            .environment
+            .push(("DYN_SYSTEM_PORT", ports.system.to_string()));
+        let frontend = daemon(
+            "frontend",
+            "dynamo.frontend",
+            frontend_arguments(&options, ports),
+        );
+        let mut site = Self {
+            engine: Engine::new(format!("tcp://127.0.0.1:{}", ports.replay)),
+            options,
+            ports,
+            worker,
+            frontend,
+            client: Client::builder(TokioExecutor::new()).build_http(),
+            _directory: directory,
+        };
+        site.start_worker()?;
+        site.start_frontend()?;
+        site.until_serving().await?;
+        Ok(site)
+    }
+
+    /// The site's name.
+    pub fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    /// The name of the model it serves.
+    pub fn model(&self) -> &'static str {
+        MODEL
+    }
+
+    /// The directory of that model.
+    pub fn model_dir(&self) -> PathBuf {
+        tiny_chat()
+    }
+
+    /// Tokens in a block.
+    pub fn block_size(&self) -> u32 {
+        self.options.block_size
+    }
+
+    /// The frontend's address for clients and relays.
+    pub fn frontend_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.ports.http)
+    }
+
+    /// The worker's Prometheus page.
+    pub fn metrics_url(&self) -> String {
+        format!("http://127.0.0.1:{}/metrics", self.ports.system)
+    }
+
+    /// Where the engine publishes its events.
+    pub fn events_endpoint(&self) -> String {
+        format!("tcp://127.0.0.1:{}", self.ports.events)
+    }
+
+    /// Where the engine repeats them.
+    pub fn replay_endpoint(&self) -> String {
+        format!("tcp://127.0.0.1:{}", self.ports.replay)
+    }
+
+    /// What the engine published.
+    pub fn engine(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    /// Kills the frontend with SIGKILL.
+    pub fn kill_frontend(&mut self) {
+        self.frontend.kill();
+    }
+
+    /// Kills the worker with SIGKILL; what it had cached is gone.
+    pub fn kill_worker(&mut self) {
+        self.worker.kill();
+    }
+
+    /// Starts the frontend on its old port; it serves some time after.
+    pub fn start_frontend(&mut self) -> Result<()> {
+        self.frontend.start()
+    }
+
+    /// Starts a worker on the old ports, with an empty cache; it serves some time after.
+    pub fn start_worker(&mut self) -> Result<()> {
+        self.engine.restarted();
+        self.worker.start()
+    }
+
+    /// Waits until a request gets 200. The model is listed earlier than that.
+    pub async fn until_serving(&mut self) -> Result<()> {
+        // A completion is enabled last, and this one is too short to leave a block behind.
+        let question = json!({"model": MODEL, "max_tokens": 1, "prompt": "a"});
+        let deadline = Instant::now() + START_PATIENCE;
+        loop {
+            self.check_processes()?;
+            let answer = self.post("/v1/completions", &question).await;
+            if answer.as_ref().is_ok_and(|a| a.status == StatusCode::OK) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("site {} doesn't serve: {answer:?}", self.name());
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    /// Sends JSON to the frontend, past any edge.
+    pub async fn post(&self, path: &str, body: &Value) -> Result<Answer> {
+        let request = Request::post(format!("{}{path}", self.frontend_url()))
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::from(body.to_string()))?;
+        let (head, body) = self.client.request(request).await?.into_parts();
+        let bytes = body.collect().await?.to_bytes();
+        Ok(Answer {
+            status: head.status,
+            headers: head.headers,
+            body: serde_json::from_slice(&bytes).unwrap_or(Value::Null),
+        })
+    }
+
+    fn check_processes(&mut self) -> Result<()> {
+        for daemon in [&mut self.worker, &mut self.frontend] {
+            if daemon.ended_by_itself() {
+                bail!(
+                    "the {} of site {} ended by itself:\n{}",
+                    daemon.name,
+                    self.options.name,
+                    daemon.last_output(),
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Site {
+    #[allow(
+        clippy::print_stderr,
+        reason = "the test runner shows it with the failed test"
+    )]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for daemon in [&self.worker, &self.frontend] {
+                eprintln!(
+                    "--- last output of the {} of site {}\n{}",
+                    daemon.name,
+                    self.options.name,
+                    daemon.last_output(),
+                );
+            }
+        }
+    }
+}
+
+fn worker_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
+    let model_path = tiny_chat().display().to_string();
+    [
+        ("--model-path", model_path),
+        ("--model-name", MODEL.to_owned()),
+        (
+            "--endpoint",
+            format!("dyn://{}.backend.generate", options.name),
+        ),
+        ("--block-size", options.block_size.to_string()),
+        ("--num-gpu-blocks-override", options.blocks.to_string()),
+        ("--speedup-ratio", options.speedup.to_string()),
+        ("--zmq-kv-events-ports", ports.events.to_string()),
+        ("--zmq-replay-ports", ports.replay.to_string()),
+    ]
+    .into_iter()
+    .flat_map(|(flag, value)| [flag.to_owned(), value])
+    .collect()
+}
+
+fn frontend_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
+    [
+        ("--http-host", "127.0.0.1".to_owned()),
+        ("--http-port", ports.http.to_string()),
+        ("--router-mode", "kv".to_owned()),
+        ("--namespace", options.name.clone()),
+    ]
+    .into_iter()
+    .flat_map(|(flag, value)| [flag.to_owned(), value])
+    .collect()
+}
+
+/// What both processes of a site see: its own home and discovery, and the loopback only.
+fn environment(options: &SiteOptions, directory: &TempDir) -> Vec<(&'static str, String)> {
+    let home = directory.path().display().to_string();
+    let discovery = directory.path().join("discovery").display().to_string();
+    [
+        ("HOME", home.as_str()),
+        ("DYN_FILE_KV", discovery.as_str()),
+        ("DYN_NAMESPACE", options.name.as_str()),
+        ("DYN_DISCOVERY_BACKEND", "file"),
+        ("DYN_REQUEST_PLANE", "tcp"),
+        ("DYN_EVENT_PLANE", "zmq"),
+        ("DYN_TCP_RPC_HOST", "127.0.0.1"),
+        ("DYN_EVENT_PLANE_HOST", "127.0.0.1"),
+        ("DYN_SYSTEM_HOST", "127.0.0.1"),
+        ("DYN_SYSTEM_STARTING_HEALTH_STATUS", "ready"),
+        ("DYN_SDK_DISABLE_ANSI_LOGGING", "1"),
+        ("DYN_LOG", "info"),
+        ("HF_HUB_OFFLINE", "1"),
+        ("PYTHONUNBUFFERED", "1"),
+        ("PYTHONDONTWRITEBYTECODE", "1"),
+    ]
+    .map(|(key, value)| (key, value.to_owned()))
+    .into()
+}
