@@ -1,0 +1,1 @@
+//! Decodes what an engine publishes about its KV cache.
