@@ -122,8 +122,13 @@ name!(
 impl ModelName {
     /// The id that stands for this name on the wire.
     pub fn id(&self) -> ModelId {
-        ModelId(xxh3_64(self.as_str().as_bytes()))
+        ModelId(name_hash(self.as_str()))
     }
+}
+
+/// A stable 64-bit number for a text, where an id is needed and no name is at hand.
+pub fn name_hash(text: &str) -> u64 {
+    xxh3_64(text.as_bytes())
 }
 
 /// A model's name as 64 bits.

@@ -1,0 +1,158 @@
+//! Scrapes metrics pages on an interval.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, StatusCode, Uri};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kvgrid_core::load::EngineLoad;
+use kvgrid_core::{Instant, ModelId};
+use thiserror::Error;
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::engine::{Page, merge};
+
+/// Most bytes of a page; a busy Dynamo frontend's has about 110 kB.
+const PAGE_LIMIT: usize = 8 * 1024 * 1024;
+
+/// What the last round of scrapes told.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct EngineReport {
+    /// Load per rank, from the pages that answered.
+    pub(crate) engines: Vec<EngineLoad>,
+    /// KV blocks per model, where a frontend told.
+    pub(crate) kv_blocks: BTreeMap<ModelId, u64>,
+}
+
+/// Why a page gave nothing. Its server is at fault, or its address; the last figures go stale.
+#[derive(Debug, Error)]
+enum ScrapeError {
+    #[error("no answer within {0:?}")]
+    Timeout(Duration),
+    #[error("status {0}")]
+    Status(StatusCode),
+    #[error(transparent)]
+    Connection(#[from] hyper_util::client::legacy::Error),
+    #[error("body: {0}")]
+    Body(Box<dyn std::error::Error + Send + Sync>),
+    #[error(transparent)]
+    Request(#[from] http::Error),
+}
+
+/// Reads a set of pages over and over.
+pub(crate) struct Scraper {
+    targets: Vec<Target>,
+    interval: Duration,
+    client: Client<HttpConnector, Empty<Bytes>>,
+}
+
+struct Target {
+    url: Uri,
+    /// Names the worker in the load it tells.
+    worker: u64,
+    failing: bool,
+}
+
+impl Scraper {
+    /// A scraper of these pages.
+    pub(crate) fn new(urls: Vec<Uri>, interval: Duration) -> Self {
+        let target = |url: Uri| Target {
+            worker: kvgrid_core::id::name_hash(&url.to_string()),
+            url,
+            failing: false,
+        };
+        Self {
+            targets: urls.into_iter().map(target).collect(),
+            interval,
+            client: Client::builder(TokioExecutor::new()).build_http(),
+        }
+    }
+
+    /// Scrapes until `stop`, and publishes each round.
+    pub(crate) async fn run(
+        mut self,
+        clock: impl Fn() -> Instant,
+        report: watch::Sender<Arc<EngineReport>>,
+        stop: CancellationToken,
+    ) {
+        let mut ticks = tokio::time::interval(self.interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // Both arms are cancel safe: a round that is cut off has published nothing.
+        while stop.run_until_cancelled(ticks.tick()).await.is_some() {
+            let Some(pages) = stop.run_until_cancelled(self.round(&clock)).await else {
+                return;
+            };
+            report.send_replace(Arc::new(summarise(&pages)));
+        }
+    }
+
+    async fn round(&mut self, clock: &impl Fn() -> Instant) -> Vec<(u64, Instant, Page)> {
+        let patience = self.interval.max(Duration::from_secs(1));
+        let fetches = self
+            .targets
+            .iter()
+            .map(|target| fetch(&self.client, target.url.clone(), patience));
+        let results = futures_util::future::join_all(fetches).await;
+        let mut pages = Vec::new();
+        for (target, result) in self.targets.iter_mut().zip(results) {
+            target.note(&result);
+            if let Ok(text) = result {
+                pages.push((target.worker, clock(), Page::parse(&text)));
+            }
+        }
+        pages
+    }
+}
+
+impl Target {
+    /// Logs a page that stops or starts to answer, once each.
+    fn note(&mut self, result: &Result<String, ScrapeError>) {
+        match result {
+            Err(error) if !self.failing => {
+                self.failing = true;
+                warn!(url = %self.url, %error, "Load page does not answer");
+            }
+            Ok(_) if self.failing => {
+                self.failing = false;
+                info!(url = %self.url, "Load page answers again");
+            }
+            _ => {}
+        }
+    }
+}
+
+fn summarise(pages: &[(u64, Instant, Page)]) -> EngineReport {
+    let engines = merge(pages);
+    let mut kv_blocks = BTreeMap::new();
+    for (_, _, page) in pages {
+        kv_blocks.extend(page.kv_blocks());
+    }
+    EngineReport { engines, kv_blocks }
+}
+
+async fn fetch(
+    client: &Client<HttpConnector, Empty<Bytes>>,
+    url: Uri,
+    patience: Duration,
+) -> Result<String, ScrapeError> {
+    let answer = async {
+        let request = Request::get(url).body(Empty::new())?;
+        let response = client.request(request).await?;
+        if response.status() != StatusCode::OK {
+            return Err(ScrapeError::Status(response.status()));
+        }
+        let body = Limited::new(response.into_body(), PAGE_LIMIT);
+        let bytes = body.collect().await.map_err(ScrapeError::Body)?.to_bytes();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let result = tokio::time::timeout(patience, answer).await;
+    result.unwrap_or(Err(ScrapeError::Timeout(patience)))
+}
