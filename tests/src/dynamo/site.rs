@@ -214,17 +214,26 @@ impl Site {
     pub async fn until_serving(&mut self) -> Result<()> {
         // A completion is enabled last, and this one is too short to leave a block behind.
         let question = json!({"model": MODEL, "max_tokens": 1, "prompt": "a"});
+        self.until_answered("/v1/completions", &question).await?;
+        Ok(())
+    }
+
+    /// Waits until this request gets 200.
+    ///
+    /// For some seconds after a worker's restart the frontend still prefers the dead one
+    /// for the prompts that it had cached, and answers 503.
+    pub async fn until_answered(&mut self, path: &str, body: &Value) -> Result<Answer> {
         let deadline = Instant::now() + START_PATIENCE;
         loop {
             self.check_processes()?;
-            let answer = self.post("/v1/completions", &question).await;
-            if answer.as_ref().is_ok_and(|a| a.status == StatusCode::OK) {
-                return Ok(());
+            let answer = self.post(path, body).await;
+            match answer {
+                Ok(answer) if answer.status == StatusCode::OK => return Ok(answer),
+                answer if Instant::now() > deadline => {
+                    bail!("site {} doesn't serve: {answer:?}", self.name())
+                }
+                _ => sleep(POLL).await,
             }
-            if Instant::now() > deadline {
-                bail!("site {} doesn't serve: {answer:?}", self.name());
-            }
-            sleep(POLL).await;
         }
     }
 
