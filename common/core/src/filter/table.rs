@@ -1,0 +1,152 @@
+//! The table that one writer changes and many readers look into, and how they get along.
+//!
+//! Every bucket is one word, so a reader sees each bucket before or after a change. What it
+//! could miss is an entry that moves from a bucket it has yet to read into one it has read.
+//! Therefore a move is: store the copy; count the move; erase the original. A reader that
+//! found nothing reads the count again, and looks again if it changed since before its look.
+//!
+//! Why that is exact: let a reader find nothing and the count be the same before and after.
+//! Each word it read was stored before the next move was counted, or, since loads acquire and
+//! stores release, it would have seen that count. So all its words are from the time between
+//! two counts, and in such a time every entry has one slot in which it stays throughout: its
+//! copy is in place before the count, its original is erased only after the next one.
+//! Plain inserts and removals need no count, with one exception: of two entries of one class
+//! in different words the one that is left may be the younger one, so such a removal counts.
+//!
+//! Entries without a place in their buckets are kept in the overflow words, to which all of
+//! this applies as well.
+
+use std::sync::Arc;
+
+use super::bucket;
+use super::class::Class;
+use super::geometry::Geometry;
+use super::words::{Std, Word, Words};
+
+/// Entries that found no place in their buckets, at most.
+///
+/// At the hard load the expected number is far below one; the list is there so that an insert
+/// never fails on one side of a replication only.
+pub(super) const OVERFLOW: usize = 64;
+
+/// The words of a table.
+pub(super) struct Table<W: Words> {
+    pub(super) geometry: Geometry,
+    pub(super) shared: Shared<W>,
+    pub(super) buckets: Box<[W::Entries]>,
+    pub(super) overflow: Box<[W::Entries]>,
+}
+
+/// What every lookup that misses reads; alone on its cache line.
+#[repr(align(64))]
+pub(super) struct Shared<W: Words> {
+    /// Moves so far.
+    pub(super) moves: W::Moves,
+    /// Entries in the overflow words.
+    pub(super) overflowed: W::Entries,
+}
+
+impl<W: Words> Table<W> {
+    pub(super) fn new(geometry: Geometry) -> Self {
+        let buckets = geometry.index(geometry.chunks(), 0);
+        let empty = |count| (0..count).map(|_| W::Entries::new(0)).collect();
+        Self {
+            geometry,
+            shared: Shared {
+                moves: W::Moves::new(0),
+                overflowed: W::Entries::new(0),
+            },
+            buckets: empty(buckets),
+            overflow: empty(OVERFLOW),
+        }
+    }
+
+    #[inline]
+    fn contains(&self, class: Class) -> bool {
+        let (chunk, even, fingerprint) = (class.chunk(), class.bucket(), class.fingerprint());
+        let odd = self.geometry.alternate(even, fingerprint);
+        let even = self.buckets.get(self.geometry.index(chunk, even));
+        let odd = self.buckets.get(self.geometry.index(chunk, odd));
+        let (Some(even), Some(odd)) = (even, odd) else {
+            return false;
+        };
+        let mut moves = self.shared.moves.load();
+        loop {
+            // Both loads are issued before either is looked at: they miss the cache together.
+            if bucket::holds(even.load(), fingerprint) | bucket::holds(odd.load(), fingerprint) {
+                return true;
+            }
+            if self.shared.overflowed.load() != 0 && self.overflow_holds(class) {
+                return true;
+            }
+            let now = self.shared.moves.load();
+            if now == moves {
+                return false;
+            }
+            moves = now;
+        }
+    }
+
+    /// Whether the class is in its buckets at a first look; "no" means nothing.
+    #[inline]
+    fn glimpse(&self, class: Class) -> bool {
+        let (chunk, even, fingerprint) = (class.chunk(), class.bucket(), class.fingerprint());
+        let odd = self.geometry.alternate(even, fingerprint);
+        let word = |bucket| self.buckets.get(self.geometry.index(chunk, bucket));
+        let holds = |word: &W::Entries| bucket::holds(word.load(), fingerprint);
+        word(even).is_some_and(holds) | word(odd).is_some_and(holds)
+    }
+
+    #[cold]
+    fn overflow_holds(&self, class: Class) -> bool {
+        self.overflow
+            .iter()
+            .any(|word| word.load() == class.to_bits())
+    }
+}
+
+/// Looks into a table while its writer changes it; clones share the table.
+pub struct Reader<W: Words = Std> {
+    table: Arc<Table<W>>,
+}
+
+impl<W: Words> Reader<W> {
+    pub(super) const fn new(table: Arc<Table<W>>) -> Self {
+        Self { table }
+    }
+
+    /// Whether a hash of this class is in the table.
+    ///
+    /// "No" is exact, also beside a working writer. "Yes" is wrong for one in 9,500 absent
+    /// hashes at the soft load. A class of another geometry gets a meaningless answer.
+    #[inline]
+    pub fn contains(&self, class: Class) -> bool {
+        self.table.contains(class)
+    }
+
+    /// Brings the class's buckets into the cache; "yes" is final, "no" has to be asked again.
+    #[inline]
+    pub(super) fn glimpse(&self, class: Class) -> bool {
+        self.table.glimpse(class)
+    }
+
+    /// The table's geometry.
+    #[inline]
+    pub fn geometry(&self) -> &Geometry {
+        &self.table.geometry
+    }
+}
+
+impl<W: Words> Clone for Reader<W> {
+    fn clone(&self) -> Self {
+        Self::new(Arc::clone(&self.table))
+    }
+}
+
+impl<W: Words> core::fmt::Debug for Reader<W> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Reader")
+            .field("geometry", self.geometry())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,327 @@
+//! The one owner of a table: inserts, removals and the digests.
+//!
+//! How a change is made so that readers beside it stay right stands in `table.rs`.
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::bucket::{self, LANES};
+use super::class::Class;
+use super::geometry::Geometry;
+use super::path::PathSearch;
+use super::table::{OVERFLOW, Reader, Table};
+use super::words::{Std, Word, Words};
+
+/// Why a class was not inserted. The table is as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum InsertError {
+    /// The table is at its hard load, or the overflow list is at its end. A larger geometry
+    /// is due; nobody's fault.
+    #[error("the table of {capacity} blocks is full")]
+    Full {
+        /// The table's hard capacity.
+        capacity: u64,
+    },
+    /// The class belongs to another geometry. The caller, or the peer it listens to, is at fault.
+    #[error("{class:?} is not in a table of {chunks} chunks")]
+    Foreign {
+        /// What should have been inserted.
+        class: Class,
+        /// Chunks of this table.
+        chunks: u32,
+    },
+}
+
+/// Owns a table of classes and is the only one to change it.
+pub struct Writer<W: Words = Std> {
+    pub(super) table: Arc<Table<W>>,
+    /// Wrapping sums of the chunks' classes.
+    digests: Vec<u64>,
+    digest_sum: u64,
+    len: u64,
+    moves: u64,
+    overflowed: u64,
+    search: PathSearch,
+}
+
+impl Writer {
+    /// An empty table of the processor's own words.
+    pub fn new(geometry: Geometry) -> Self {
+        Self::with_words(geometry)
+    }
+}
+
+impl<W: Words> Writer<W> {
+    /// An empty table of any words.
+    pub fn with_words(geometry: Geometry) -> Self {
+        let table = Table::new(geometry);
+        Self {
+            digests: vec![0; geometry.chunks() as usize],
+            table: Arc::new(table),
+            digest_sum: 0,
+            len: 0,
+            moves: 0,
+            overflowed: 0,
+            search: PathSearch::default(),
+        }
+    }
+
+    /// A reader of this table; it stays valid, and sees later changes, for as long as it lives.
+    pub fn reader(&self) -> Reader<W> {
+        Reader::new(Arc::clone(&self.table))
+    }
+
+    /// The table's geometry.
+    pub fn geometry(&self) -> &Geometry {
+        &self.table.geometry
+    }
+
+    /// Classes in the table, duplicates counted.
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether the table is past its soft load and a larger one is due.
+    pub fn is_crowded(&self) -> bool {
+        self.len > self.geometry().soft_capacity()
+    }
+
+    /// Classes that found no place in their buckets; at most 64.
+    pub const fn overflowed(&self) -> u64 {
+        self.overflowed
+    }
+
+    /// The sum of a chunk's mixed classes; zero for a chunk that the table doesn't have.
+    pub fn digest(&self, chunk: u32) -> u64 {
+        self.digests.get(chunk as usize).copied().unwrap_or(0)
+    }
+
+    /// The sum of all chunks' digests.
+    pub const fn digest_sum(&self) -> u64 {
+        self.digest_sum
+    }
+
+    /// Adds one entry of the class, beside any that are there.
+    pub fn insert(&mut self, class: Class) -> Result<(), InsertError> {
+        let geometry = self.table.geometry;
+        if !geometry.has(class) {
+            return Err(InsertError::Foreign {
+                class,
+                chunks: geometry.chunks(),
+            });
+        }
+        let capacity = geometry.hard_capacity();
+        if self.len >= capacity || !(self.place(class) || self.overflow(class)) {
+            return Err(InsertError::Full { capacity });
+        }
+        let digest = self.digest(class.chunk()).wrapping_add(class.digest());
+        self.set_counts(class.chunk(), self.len + 1, digest);
+        Ok(())
+    }
+
+    /// Takes one entry of the class away; false if there is none.
+    pub fn remove(&mut self, class: Class) -> bool {
+        if !self.table.geometry.has(class) || !self.erase(class) {
+            return false;
+        }
+        let digest = self.digest(class.chunk()).wrapping_sub(class.digest());
+        self.set_counts(class.chunk(), self.len - 1, digest);
+        if self.overflowed > 0 {
+            self.settle_overflow(class.chunk());
+        }
+        true
+    }
+
+    /// Empties the table. Readers stay, and find nothing any more.
+    pub fn clear(&mut self) {
+        for word in self.table.buckets.iter().chain(&self.table.overflow) {
+            word.store(0);
+        }
+        self.set_overflowed(0);
+        self.digests.fill(0);
+        self.digest_sum = 0;
+        self.len = 0;
+    }
+
+    /// The chunk's classes in their order, overflowed ones included, read from the table itself.
+    pub fn chunk_classes(&self, chunk: u32) -> Vec<Class> {
+        let geometry = self.table.geometry;
+        if chunk >= geometry.chunks() {
+            return Vec::new();
+        }
+        let mut classes = Vec::with_capacity(self.expected_chunk_len());
+        for bucket in 0..geometry.chunk_buckets() {
+            let word = self.word(chunk, bucket).load();
+            let fingerprints = (0..LANES).map(|lane| bucket::lane(word, lane));
+            classes.extend(
+                fingerprints
+                    .filter(|fingerprint| *fingerprint != 0)
+                    .map(|fingerprint| geometry.class_of_stored(chunk, bucket, fingerprint)),
+            );
+        }
+        classes.extend(self.overflow_of(chunk).map(|(_, class)| class));
+        classes.sort_unstable();
+        classes
+    }
+
+    /// Sets what was counted of a chunk and the table after a change.
+    pub(super) fn set_counts(&mut self, chunk: u32, len: u64, digest: u64) {
+        let old = core::mem::replace(&mut self.digests[chunk as usize], digest);
+        self.digest_sum = self.digest_sum.wrapping_sub(old).wrapping_add(digest);
+        self.len = len;
+    }
+
+    fn expected_chunk_len(&self) -> usize {
+        let mean = self.len / u64::from(self.geometry().chunks());
+        usize::try_from(mean + mean / 16).unwrap_or(0)
+    }
+
+    fn word(&self, chunk: u32, bucket: u16) -> &W::Entries {
+        &self.table.buckets[self.table.geometry.index(chunk, bucket)]
+    }
+
+    /// Puts an entry into one of its buckets, after pushing others on if need be.
+    fn place(&mut self, class: Class) -> bool {
+        if self.place_directly(class) {
+            return true;
+        }
+        let table = &self.table;
+        let word = |bucket| table.buckets[table.geometry.index(class.chunk(), bucket)].load();
+        let Some(pushes) = self.search.find(&table.geometry, class, word) else {
+            return false;
+        };
+        for push in pushes {
+            self.push(class.chunk(), push.from, push.to, push.fingerprint);
+        }
+        self.place_directly(class)
+    }
+
+    /// Puts an entry into the emptier of its buckets; false if both are full.
+    fn place_directly(&mut self, class: Class) -> bool {
+        let (even, fingerprint) = (class.bucket(), class.fingerprint());
+        let odd = self.table.geometry.alternate(even, fingerprint);
+        let (even, odd) = (
+            self.word(class.chunk(), even),
+            self.word(class.chunk(), odd),
+        );
+        let (in_even, in_odd) = (even.load(), odd.load());
+        let (word, entries) = if bucket::empty_lanes(in_odd) > bucket::empty_lanes(in_even) {
+            (odd, in_odd)
+        } else {
+            (even, in_even)
+        };
+        let Some(entries) = bucket::with(entries, fingerprint) else {
+            return false;
+        };
+        word.store(entries);
+        true
+    }
+
+    /// Moves an entry to its other bucket: copy, count, erase.
+    fn push(&mut self, chunk: u32, from: u16, to: u16, fingerprint: u16) {
+        let copied = bucket::with(self.word(chunk, to).load(), fingerprint)
+            .expect("a path ends at an empty slot and each push frees the next one's");
+        self.word(chunk, to).store(copied);
+        self.count_move();
+        let erased = bucket::without(self.word(chunk, from).load(), fingerprint)
+            .expect("a path visits a bucket once, so what it found there is still there");
+        self.word(chunk, from).store(erased);
+    }
+
+    fn count_move(&mut self) {
+        self.moves = self.moves.wrapping_add(1);
+        self.table.shared.moves.store(self.moves);
+    }
+
+    /// Erases one entry, from the overflow list if there is one.
+    fn erase(&mut self, class: Class) -> bool {
+        let (chunk, fingerprint) = (class.chunk(), class.fingerprint());
+        let odd = self.table.geometry.alternate(class.bucket(), fingerprint);
+        let even = self.word(chunk, class.bucket()).load();
+        let odd_word = self.word(chunk, odd).load();
+        let without_even = bucket::without(even, fingerprint);
+        let without_odd = bucket::without(odd_word, fingerprint);
+        let overflowed = self.overflow_of(chunk).find(|(_, found)| *found == class);
+
+        let places = [
+            without_even.is_some(),
+            without_odd.is_some(),
+            overflowed.is_some(),
+        ];
+        if places.into_iter().filter(|place| *place).count() > 1 {
+            // The entry that stays may be younger than the one that goes: a reader may have
+            // looked for it where it is before it came.
+            self.count_move();
+        }
+        if let Some((at, _)) = overflowed {
+            self.table.overflow[at].store(0);
+            self.set_overflowed(self.overflowed - 1);
+        } else if let Some(entries) = without_even {
+            self.word(chunk, class.bucket()).store(entries);
+        } else if let Some(entries) = without_odd {
+            self.word(chunk, odd).store(entries);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Puts an entry on the overflow list; false if that is full.
+    fn overflow(&mut self, class: Class) -> bool {
+        if self.overflowed >= OVERFLOW as u64 {
+            return false;
+        }
+        let Some(free) = self.table.overflow.iter().find(|word| word.load() == 0) else {
+            return false;
+        };
+        free.store(class.to_bits());
+        self.set_overflowed(self.overflowed + 1);
+        true
+    }
+
+    fn set_overflowed(&mut self, overflowed: u64) {
+        self.overflowed = overflowed;
+        self.table.shared.overflowed.store(overflowed);
+    }
+
+    /// The chunk's entries on the overflow list and where they stand there.
+    fn overflow_of(&self, chunk: u32) -> impl Iterator<Item = (usize, Class)> {
+        let words = if self.overflowed == 0 {
+            &[]
+        } else {
+            &self.table.overflow[..]
+        };
+        let entries = words.iter().enumerate();
+        let classes = entries.filter_map(|(at, word)| Some((at, Class::from_bits(word.load())?)));
+        classes.filter(move |(_, class)| class.chunk() == chunk)
+    }
+
+    /// Moves overflowed entries of a chunk that lost one into the place it left.
+    fn settle_overflow(&mut self, chunk: u32) {
+        let waiting: Vec<_> = self.overflow_of(chunk).collect();
+        for (at, class) in waiting {
+            if self.place(class) {
+                self.count_move();
+                self.table.overflow[at].store(0);
+                self.set_overflowed(self.overflowed - 1);
+            }
+        }
+    }
+}
+
+impl<W: Words> core::fmt::Debug for Writer<W> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Writer")
+            .field("geometry", self.geometry())
+            .field("len", &self.len)
+            .field("overflowed", &self.overflowed)
+            .field("digest_sum", &self.digest_sum)
+            .finish_non_exhaustive()
+    }
+}
