@@ -8,6 +8,7 @@
 use crate::block::BlockHash;
 
 pub mod engine;
+mod msgpack;
 
 /// A worker's rank in one life of its publisher; after a restart the publisher is a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

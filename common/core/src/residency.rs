@@ -1,6 +1,6 @@
 //! Exact ownership of blocks at the relay, and the closed set that a pool publishes.
 //!
-//! Each worker's blocks form trees by the engine's own names ([`forest`]). A block is *closed*
+//! Each worker's blocks form trees by the engine's own names (`forest`). A block is *closed*
 //! while its worker holds it and every block before it; a chain is published while at least one
 //! worker holds it closed. So a prompt's depth in the published set is the depth of the best
 //! single worker, never a patchwork of several, and a search may skip.
