@@ -1,1 +1,5 @@
 //! The client-facing API.
+
+mod error;
+mod events;
+mod headers;
