@@ -10,18 +10,14 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use kvgrid_core::label::{LabelError, Labels};
 use kvgrid_core::{EdgeId, NameError, Region, RelayId, SiteId};
 use thiserror::Error;
-
-/// Labels of a node by key: country, provider, zone and what else an operator wants.
-pub type Labels = BTreeMap<String, String>;
 
 const SCHEME: &str = "spiffe://";
 /// The SPIFFE standard's limit for the whole URI.
 const MAX_URI_BYTES: usize = 2048;
 const MAX_TRUST_DOMAIN_BYTES: usize = 255;
-const MAX_LABELS: usize = 32;
-const MAX_LABEL_BYTES: usize = 63;
 
 /// Why a text is no identity. Whoever issued the certificate is at fault.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -55,15 +51,12 @@ pub enum IdentityError {
         /// What is wrong with its value.
         error: NameError,
     },
-    /// A label's key or value is empty, too long or has a character it may not have.
-    #[error("{0:?} is no label: it has 1 to 63 letters, digits, '.', '-' and '_'")]
-    Label(String),
+    /// A label's key or value breaks the rules for labels, or there are too many.
+    #[error(transparent)]
+    Label(#[from] LabelError),
     /// A label has the name of a key that says the role.
     #[error("{0:?} is not free for a label: it says who the node is")]
     ReservedLabel(String),
-    /// There are more labels than a node may have.
-    #[error("{0} labels are too many: a node has at most 32")]
-    TooManyLabels(usize),
 }
 
 /// The authority's realm: nodes of one grid share it, and nodes of another have none here.
@@ -257,7 +250,7 @@ impl FromStr for Identity {
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{SCHEME}{}", self.trust_domain)?;
-        for (key, value) in &self.labels {
+        for (key, value) in self.labels.iter() {
             write!(f, "/{key}/{value}")?;
         }
         if let Some(region) = self.region() {
@@ -287,8 +280,8 @@ fn pairs(path: &str) -> Result<BTreeMap<&str, &str>, IdentityError> {
     let mut pairs = BTreeMap::new();
     while let Some(key) = segments.next() {
         let value = segments.next().ok_or_else(malformed)?;
-        // SPIFFE forbids the dot segments; they would also pass as names below.
-        if [key, value].iter().any(|s| ["", ".", ".."].contains(s)) {
+        // SPIFFE forbids the dot segments, which would pass as names below.
+        if [key, value].iter().any(|s| s.is_empty() || is_dots(s)) {
             return Err(malformed());
         }
         if pairs.insert(key, value).is_some() {
@@ -296,6 +289,10 @@ fn pairs(path: &str) -> Result<BTreeMap<&str, &str>, IdentityError> {
         }
     }
     Ok(pairs)
+}
+
+fn is_dots(segment: &str) -> bool {
+    [".", ".."].contains(&segment)
 }
 
 fn take_role(pairs: &mut BTreeMap<&str, &str>) -> Result<Role, IdentityError> {
@@ -334,22 +331,14 @@ fn insert_label(labels: &mut Labels, key: &str, value: &str) -> Result<(), Ident
     if ["site", "relay", "region", "edge"].contains(&key) {
         return Err(IdentityError::ReservedLabel(key.to_owned()));
     }
-    for text in [key, value] {
-        let allowed = |b: u8| b.is_ascii_alphanumeric() || b".-_".contains(&b);
-        let length = 1..=MAX_LABEL_BYTES;
-        if !length.contains(&text.len())
-            || !text.bytes().all(allowed)
-            || [".", ".."].contains(&text)
-        {
-            return Err(IdentityError::Label(text.to_owned()));
-        }
-    }
-    if labels.insert(key.to_owned(), value.to_owned()).is_some() {
+    if labels.get(key).is_some() {
         return Err(IdentityError::Repeated(key.to_owned()));
     }
-    if labels.len() > MAX_LABELS {
-        return Err(IdentityError::TooManyLabels(labels.len()));
+    // A dot segment is a label's text, but would change the meaning of a path.
+    if let Some(dots) = [key, value].into_iter().find(|text| is_dots(text)) {
+        return Err(LabelError::Text(dots.to_owned()).into());
     }
+    labels.insert(key, value)?;
     Ok(())
 }
 

@@ -20,6 +20,6 @@ pub use credentials::{CredentialsError, IdentityFiles, NodeCredentials, Purpose,
 pub use directory::{DirectoryError, LeafPaths, init, issue, open_authority};
 pub use files::{FileError, Overwrite};
 pub use grid_key::{GridKeyError, generate_grid_key, read_grid_key};
-pub use identity::{Identity, IdentityError, Labels, Role, TrustDomain};
+pub use identity::{Identity, IdentityError, Role, TrustDomain};
 pub use inspect::{Certificate, InspectError, inspect_file};
 pub use verify::{Accepts, Peer, PeerError, RoleKind, peer_of};

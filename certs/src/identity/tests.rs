@@ -14,7 +14,7 @@ fn a_relay_has_site_region_and_labels() {
     let (site, relay) = identity.as_relay().unwrap();
     assert_eq!((site.as_str(), relay.as_str()), ("fra", "fra-1"));
     assert_eq!(identity.region().unwrap().as_str(), "eu");
-    assert_eq!(identity.labels()["country"], "de");
+    assert_eq!(identity.labels().get("country"), Some("de"));
     assert_eq!(identity.name(), "fra-1");
     assert_eq!(identity.as_edge(), None);
 }
@@ -112,7 +112,10 @@ fn names_and_labels_keep_to_their_characters() {
         Err(IdentityError::Name { key: "site", .. })
     ));
     let label = "spiffe://grid.example/zone/a b/site/fra/relay/fra-1";
-    assert_eq!(parse(label), Err(IdentityError::Label("a b".into())));
+    assert_eq!(
+        parse(label),
+        Err(IdentityError::Label(LabelError::Text("a b".into())))
+    );
 }
 
 #[test]
@@ -139,13 +142,13 @@ fn another_scheme_and_an_endless_uri_are_refused() {
 #[test]
 fn labels_have_a_limit_and_reserved_keys() {
     let edge = parse(EDGE).unwrap();
-    let full = (0..MAX_LABELS).fold(edge, |edge, n| {
+    let full = (0..32).fold(edge, |edge, n| {
         edge.with_label(&format!("k{n}"), "v").unwrap()
     });
 
     assert_eq!(
         full.clone().with_label("one-more", "v"),
-        Err(IdentityError::TooManyLabels(MAX_LABELS + 1))
+        Err(IdentityError::Label(LabelError::TooMany))
     );
     assert_eq!(
         full.with_label("region", "us"),
