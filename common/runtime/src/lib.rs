@@ -1,3 +1,25 @@
-//! The shell that relay and edge share.
+//! The shell that relay and edge share: everything around the core that touches the world.
+//!
+//! [`Node`] is a QUIC endpoint on one UDP socket, with mutual TLS both ways. [`config`] reads
+//! a daemon's file and environment, [`args`] its command line, [`telemetry`] sets up its logs.
+//! [`Tasks`] owns what it runs and stops it, [`admin`] answers for its health, [`http`] serves
+//! HTTP/1.1, and [`Clock`] is the core's time. Nothing here belongs to relay or edge alone.
 
-pub mod frames;
+pub mod admin;
+pub mod args;
+mod clock;
+pub mod config;
+mod files;
+pub mod http;
+mod node;
+mod ready;
+mod tasks;
+pub mod telemetry;
+
+pub use clock::Clock;
+pub use node::{
+    BindError, CloseReason, ConnectError, Expected, Node, NodeConfig, PeerConnection, PeerOfError,
+    Protocol, TransportConfig, WrapSocket, resolve,
+};
+pub use ready::ReadyFile;
+pub use tasks::{Tasks, termination};

@@ -1,0 +1,203 @@
+use kvgrid_certs::{CertAuthority, TrustDomain, Validity};
+use kvgrid_core::RelayId;
+
+use super::*;
+
+const RELAY: &str = "spiffe://grid.example/region/eu/site/fra/relay/fra-1";
+const EDGE: &str = "spiffe://grid.example/region/eu/edge/eu-1";
+
+fn authority() -> CertAuthority {
+    CertAuthority::generate(TrustDomain::new("grid.example").unwrap()).unwrap()
+}
+
+fn local() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+/// A relay and an edge of one grid, which stop when the pair is dropped.
+struct Pair {
+    authority: CertAuthority,
+    relay: Node,
+    edge: Node,
+    tasks: Tasks,
+}
+
+impl Pair {
+    fn start() -> Self {
+        let authority = authority();
+        let tasks = Tasks::new();
+        let credentials = |uri: &str| authority.credentials(&uri.parse().unwrap()).unwrap();
+        let relay = NodeConfig::new(local(), credentials(RELAY))
+            .serve(Protocol::View, Accepts::Edges)
+            .serve(Protocol::Request, Accepts::Edges)
+            .serve(Protocol::Gossip, Accepts::Relays);
+        let edge = NodeConfig::new(local(), credentials(EDGE));
+        Self {
+            relay: Node::bind(relay, &tasks).unwrap(),
+            edge: Node::bind(edge, &tasks).unwrap(),
+            authority,
+            tasks,
+        }
+    }
+
+    /// A node that only dials, with a certificate of the pair's authority.
+    fn dialler(&self, uri: &str, validity: Validity) -> Node {
+        let leaf = self
+            .authority
+            .issue(&uri.parse().unwrap(), validity)
+            .unwrap();
+        let credentials = NodeCredentials::from_pem(
+            leaf.certificate_pem.as_bytes(),
+            leaf.key_pem.as_bytes(),
+            self.authority.certificate_pem().as_bytes(),
+        );
+        let config = NodeConfig::new(local(), credentials.unwrap());
+        Node::bind(config, &self.tasks).unwrap()
+    }
+
+    async fn dial(&self, protocol: Protocol, expected: &Expected) -> PeerConnection {
+        let address = self.relay.local_addr();
+        self.edge
+            .connect(address, protocol, expected)
+            .await
+            .unwrap()
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        self.tasks.stop();
+    }
+}
+
+fn relay_id(id: &str) -> Expected {
+    Expected::Relay(RelayId::new(id).unwrap())
+}
+
+#[tokio::test]
+async fn both_ends_know_the_peer_and_the_protocol() {
+    let pair = Pair::start();
+
+    for protocol in [Protocol::View, Protocol::Request] {
+        let dialled = pair.dial(protocol, &relay_id("fra-1")).await;
+        let taken = pair.relay.accept().await.unwrap();
+
+        assert_eq!(
+            (dialled.protocol, dialled.peer.uri()),
+            (protocol, RELAY.into())
+        );
+        assert_eq!((taken.protocol, taken.peer.uri()), (protocol, EDGE.into()));
+    }
+}
+
+#[tokio::test]
+async fn another_relay_than_dialled_is_refused_and_both_are_named() {
+    let pair = Pair::start();
+    let address = pair.relay.local_addr();
+
+    let error = pair
+        .edge
+        .connect(address, Protocol::View, &relay_id("fra-2"))
+        .await
+        .unwrap_err();
+
+    assert_eq!(
+        error.to_string(),
+        format!("{RELAY} answers at {address}, where relay fra-2 was dialled")
+    );
+    let taken = pair.relay.accept().await.unwrap();
+    let reason = CloseReason::of(&taken.connection.closed().await);
+    assert_eq!(reason, Some(CloseReason::Unexpected));
+}
+
+#[tokio::test]
+async fn a_role_that_may_not_speak_the_protocol_is_told_so() {
+    let pair = Pair::start();
+
+    let dialled = pair.dial(Protocol::Gossip, &Expected::AnyRelay).await;
+
+    let reason = CloseReason::of(&dialled.connection.closed().await);
+    assert_eq!(reason, Some(CloseReason::Role));
+}
+
+#[tokio::test]
+async fn a_node_of_another_grid_gets_no_connection() {
+    let pair = Pair::start();
+    let other = CertAuthority::generate(TrustDomain::new("other.example").unwrap()).unwrap();
+    let stranger = "spiffe://other.example/region/eu/edge/eu-1"
+        .parse()
+        .unwrap();
+    let config = NodeConfig::new(local(), other.credentials(&stranger).unwrap());
+    let stranger = Node::bind(config, &pair.tasks).unwrap();
+
+    let error = stranger
+        .connect(pair.relay.local_addr(), Protocol::View, &Expected::AnyRelay)
+        .await
+        .unwrap_err();
+
+    assert!(error.to_string().contains("UnknownIssuer"), "{error}");
+}
+
+#[tokio::test]
+async fn a_request_connection_has_many_streams_at_once() {
+    let pair = Pair::start();
+    let dialled = pair.dial(Protocol::Request, &Expected::AnyRelay).await;
+    let taken = pair.relay.accept().await.unwrap();
+
+    let mut streams = Vec::new();
+    for _ in 0..100 {
+        let (mut send, receive) = dialled.connection.open_bi().await.unwrap();
+        send.write_all(b"x").await.unwrap();
+        streams.push((send, receive));
+    }
+
+    for _ in 0..100 {
+        taken.connection.accept_bi().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_connection_ends_with_its_certificate() {
+    let pair = Pair::start();
+    let now = SystemTime::now();
+    // Certificates count in whole seconds.
+    let soon = Validity::between(now - Duration::from_secs(60), now + Duration::from_secs(2));
+    let edge = pair.dialler(EDGE, soon);
+
+    let dialled = edge
+        .connect(pair.relay.local_addr(), Protocol::View, &Expected::AnyRelay)
+        .await
+        .unwrap();
+
+    let reason = CloseReason::of(&dialled.connection.closed().await);
+    assert_eq!(reason, Some(CloseReason::CertificateEnded));
+}
+
+#[tokio::test]
+async fn a_node_that_stops_says_so() {
+    let pair = Pair::start();
+    let dialled = pair.dial(Protocol::View, &Expected::AnyRelay).await;
+    pair.relay.accept().await.unwrap();
+
+    pair.relay.close(CloseReason::Stopping).await;
+
+    let reason = CloseReason::of(&dialled.connection.closed().await);
+    assert_eq!(reason, Some(CloseReason::Stopping));
+}
+
+#[tokio::test]
+async fn accepting_ends_when_the_tasks_stop() {
+    let pair = Pair::start();
+
+    pair.tasks.stop();
+
+    assert!(pair.relay.accept().await.is_none());
+}
+
+#[tokio::test]
+async fn names_are_resolved_and_unknown_ones_are_errors() {
+    let found = resolve("127.0.0.1:7440").await.unwrap();
+
+    assert_eq!(found, ["127.0.0.1:7440".parse().unwrap()]);
+    assert!(resolve("no port").await.is_err());
+}
