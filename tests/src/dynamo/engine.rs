@@ -39,11 +39,11 @@ impl Engine {
         Ok(self.next.checked_sub(1))
     }
 
-    /// Whether the engine has announced all these blocks and removed none of them since,
-    /// after reading all that is new.
-    pub async fn holds(&mut self, names: &[u64]) -> Result<bool> {
+    /// The names of all blocks announced and not removed since, after reading all that
+    /// is new.
+    pub async fn held(&mut self) -> Result<&BTreeSet<u64>> {
         self.read_new().await?;
-        Ok(names.iter().all(|name| self.held.contains(name)))
+        Ok(&self.held)
     }
 
     /// Forgets what was read: the engine was started anew and counts from 0.

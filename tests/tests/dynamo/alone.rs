@@ -1,12 +1,11 @@
-//! Tests with real Dynamo sites; they take turns, one at a time on the machine.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
-
-use std::num::NonZeroU32;
+//! The harness itself: one site, without kvgrid.
 
 use http::StatusCode;
-use kvgrid_core::block::{HashFormat, HashSeed, chain_hashes};
-use kvgrid_tests::dynamo::{Dynamo, Site, SiteOptions};
+use kvgrid_tests::dynamo::{Answer, Dynamo, Site, SiteOptions};
 use serde_json::{Value, json};
+
+use crate::prompts::{depth, overlap};
+use crate::traffic::Traffic;
 
 #[tokio::test]
 async fn dynamo_site_serves_and_publishes_events() {
@@ -28,7 +27,7 @@ async fn dynamo_site_serves_and_publishes_events() {
     assert_eq!(first.cached_tokens(), Some(0));
     assert_eq!(again.cached_tokens(), Some(64));
     assert!(published.is_some());
-    assert!(site.engine().holds(&chain(&prompt)).await.unwrap());
+    assert_eq!(depth(site.engine().held().await.unwrap(), &prompt), 4);
 }
 
 #[tokio::test]
@@ -55,18 +54,47 @@ async fn dynamo_site_keeps_its_cache_without_frontend_and_loses_it_with_the_work
     site.kill_worker();
     site.start_worker().unwrap();
     site.until_serving().await.unwrap();
-    let held_after_worker = site.engine().holds(&chain(&prompt)).await.unwrap();
+    let depth_after_worker = depth(site.engine().held().await.unwrap(), &prompt);
     let after_worker = site
         .until_answered("/v1/chat/completions", &question())
         .await
         .unwrap();
 
     assert_eq!(after_frontend.cached_tokens(), Some(64));
-    assert!(!held_after_worker);
+    assert_eq!(depth_after_worker, 0);
     assert_eq!(after_worker.cached_tokens(), Some(0));
 }
 
-async fn ask(site: &Site) -> kvgrid_tests::dynamo::Answer {
+#[tokio::test]
+async fn dynamo_engine_has_cached_what_it_announced() {
+    let Some(dynamo) = Dynamo::for_test("dynamo_engine_has_cached_what_it_announced") else {
+        return;
+    };
+    // So few that most of what is asked is evicted again.
+    let few_blocks = SiteOptions {
+        blocks: 512,
+        ..SiteOptions::named("alone")
+    };
+    let mut site = Site::start(&dynamo, few_blocks).await.unwrap();
+    let mut traffic = Traffic::new(1, &|_| 0);
+
+    for number in 0..200 {
+        let question = traffic.next();
+        let held = site.engine().held().await.unwrap().clone();
+        let answer = site.post(question.path, &question.body).await.unwrap();
+
+        let prompt = answer.prompt_token_ids().unwrap();
+        let announced = overlap(depth(&held, &prompt), prompt.len());
+        assert_eq!(
+            answer.cached_tokens(),
+            Some(announced),
+            "request {number}: {:?}",
+            question.kind
+        );
+    }
+}
+
+async fn ask(site: &Site) -> Answer {
     let answer = site
         .post("/v1/chat/completions", &question())
         .await
@@ -84,18 +112,4 @@ fn question() -> Value {
         "messages": [{"role": "user", "content": words}],
         "nvext": {"extra_fields": ["prompt_token_ids"]},
     })
-}
-
-/// The mocker's names of a prompt's blocks.
-fn chain(prompt: &[u32]) -> Vec<u64> {
-    let block_size = NonZeroU32::new(16).unwrap();
-    chain_hashes(
-        prompt,
-        block_size,
-        HashFormat::Standard,
-        HashSeed::default(),
-    )
-    .into_iter()
-    .map(|hash| hash.0)
-    .collect()
 }
