@@ -1,7 +1,9 @@
 //! Emulated sites and links, the demo, and a harness for tests of the whole grid.
 
+pub mod client;
 pub mod demo;
 pub mod dynamo;
 pub mod emulator;
 pub mod harness;
 pub mod link;
+pub mod node;

@@ -1,0 +1,85 @@
+//! What the small daemons of this crate share: a configuration file, a file that says they
+//! are ready, and an end by signal.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use kvgrid_runtime::config::Environment;
+use kvgrid_runtime::{ReadyFile, Tasks, args, config, telemetry, termination};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Addresses by what listens there.
+pub type Addresses = BTreeMap<&'static str, SocketAddr>;
+
+/// How long connections may take to end after a signal.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A daemon with a configuration of its own.
+pub trait Daemon: Sized {
+    /// What the configuration file holds.
+    type Config: DeserializeOwned + Serialize;
+    /// The program's name.
+    const NAME: &'static str;
+    /// What it is, in a few words.
+    const ABOUT: &'static str;
+
+    /// Where to say that everything is up.
+    fn ready_file(config: &Self::Config) -> Option<PathBuf>;
+
+    /// Starts it.
+    fn start(config: Self::Config) -> impl Future<Output = anyhow::Result<Self>>;
+
+    /// What it has bound.
+    fn addresses(&self) -> Addresses;
+
+    /// Ends with the tasks it runs.
+    fn tasks(&self) -> &Tasks;
+}
+
+/// Runs a daemon until a signal ends it; takes the arguments after the program's name.
+pub fn run<D: Daemon>(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments = match args::parse(D::NAME, D::ABOUT, arguments) {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
+    let config: D::Config = match config::load(&arguments.config, &Environment::default()) {
+        Ok(config) => config,
+        Err(error) => return args::usage_error(D::NAME, &error),
+    };
+    if let Err(error) = telemetry::init() {
+        return args::usage_error(D::NAME, &error);
+    }
+    let outcome = match arguments.check {
+        true => print(&config),
+        false => serve::<D>(config),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => args::failure(D::NAME, error.as_ref()),
+    }
+}
+
+#[allow(clippy::print_stdout, reason = "`--check` answers on stdout")]
+fn print(config: &impl Serialize) -> anyhow::Result<()> {
+    println!("{}", toml::to_string(config)?);
+    Ok(())
+}
+
+#[tokio::main]
+async fn serve<D: Daemon>(config: D::Config) -> anyhow::Result<()> {
+    let ready_file = D::ready_file(&config);
+    let daemon = D::start(config).await?;
+    let terminated = termination(daemon.tasks())?;
+    // Removed at the end of this function, with the daemon.
+    let _ready = ready_file
+        .map(|path| ReadyFile::write(&path, &daemon.addresses()))
+        .transpose()?;
+    terminated.await;
+    daemon.tasks().finish(GRACE).await;
+    Ok(())
+}
