@@ -3,16 +3,20 @@
 //! [`Node`] is a QUIC endpoint on one UDP socket, with mutual TLS both ways. [`config`] reads
 //! a daemon's file and environment, [`args`] its command line, [`telemetry`] sets up its logs.
 //! [`Tasks`] owns what it runs and stops it, [`admin`] answers for its health, [`http`] serves
-//! HTTP/1.1, and [`Clock`] is the core's time. Nothing here belongs to relay or edge alone.
+//! HTTP/1.1, [`frames`] and [`stream`] carry messages and bodies over QUIC, and [`Clock`] is the
+//! core's time. Nothing here belongs to relay or edge alone.
 
 pub mod admin;
 pub mod args;
 mod clock;
 pub mod config;
 mod files;
+pub mod frames;
+pub mod headers;
 pub mod http;
 mod node;
 mod ready;
+pub mod stream;
 mod tasks;
 pub mod telemetry;
 

@@ -269,4 +269,4 @@ fn bind_endpoint(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

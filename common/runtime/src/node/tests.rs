@@ -15,15 +15,15 @@ fn local() -> SocketAddr {
 }
 
 /// A relay and an edge of one grid, which stop when the pair is dropped.
-struct Pair {
+pub(crate) struct Pair {
     authority: CertAuthority,
-    relay: Node,
+    pub(crate) relay: Node,
     edge: Node,
     tasks: Tasks,
 }
 
 impl Pair {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let authority = authority();
         let tasks = Tasks::new();
         let credentials = |uri: &str| authority.credentials(&uri.parse().unwrap()).unwrap();
@@ -55,7 +55,7 @@ impl Pair {
         Node::bind(config, &self.tasks).unwrap()
     }
 
-    async fn dial(&self, protocol: Protocol, expected: &Expected) -> PeerConnection {
+    pub(crate) async fn dial(&self, protocol: Protocol, expected: &Expected) -> PeerConnection {
         let address = self.relay.local_addr();
         self.edge
             .connect(address, protocol, expected)
