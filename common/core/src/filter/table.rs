@@ -10,8 +10,8 @@
 //! stores release, it would have seen that count. So all its words are from the time between
 //! two counts, and in such a time every entry has one slot in which it stays throughout: its
 //! copy is in place before the count, its original is erased only after the next one.
-//! Plain inserts and removals need no count, with one exception: of two entries of one class
-//! in different words the one that is left may be the younger one, so such a removal counts.
+//! Plain inserts and removals need no count. Of several entries of one class the one that
+//! readers come to first is removed: who finds it gone finds the others when it comes to them.
 //!
 //! Entries without a place in their buckets are kept in the overflow words, to which all of
 //! this applies as well.

@@ -1,7 +1,8 @@
 //! The atomic words a table is made of.
 //!
-//! A table needs just two things of a word: that a load acquires what was written before the
-//! store it reads from, and that a store releases what the writer wrote before it. The words
+//! A table needs just this of a word: that a reader's load acquires what was written before
+//! the store it reads from, that a store releases what the writer wrote before it, and that
+//! the writer can read back its own stores, which needs no order. The words
 //! are a parameter so that a model checker's can stand in for the processor's, and so that
 //! words which promise less can be shown to break the table.
 
@@ -14,6 +15,9 @@ pub trait Word: Send + Sync {
 
     /// Reads the word, and sees all that was written before the value it reads.
     fn load(&self) -> u64;
+
+    /// Reads the word on the thread that writes it.
+    fn own(&self) -> u64;
 
     /// Writes the word after all earlier writes of this thread.
     fn store(&self, value: u64);
@@ -44,6 +48,11 @@ impl Word for AtomicU64 {
     #[inline]
     fn load(&self) -> u64 {
         self.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn own(&self) -> u64 {
+        self.load(Ordering::Relaxed)
     }
 
     #[inline]

@@ -157,7 +157,7 @@ impl<W: Words> Writer<W> {
         }
         let mut classes = Vec::with_capacity(self.expected_chunk_len());
         for bucket in 0..geometry.chunk_buckets() {
-            let word = self.word(chunk, bucket).load();
+            let word = self.word(chunk, bucket).own();
             let fingerprints = (0..LANES).map(|lane| bucket::lane(word, lane));
             classes.extend(
                 fingerprints
@@ -192,7 +192,7 @@ impl<W: Words> Writer<W> {
             return true;
         }
         let table = &self.table;
-        let word = |bucket| table.buckets[table.geometry.index(class.chunk(), bucket)].load();
+        let word = |bucket| table.buckets[table.geometry.index(class.chunk(), bucket)].own();
         let Some(pushes) = self.search.find(&table.geometry, class, word) else {
             return false;
         };
@@ -210,7 +210,7 @@ impl<W: Words> Writer<W> {
             self.word(class.chunk(), even),
             self.word(class.chunk(), odd),
         );
-        let (in_even, in_odd) = (even.load(), odd.load());
+        let (in_even, in_odd) = (even.own(), odd.own());
         let (word, entries) = if bucket::empty_lanes(in_odd) > bucket::empty_lanes(in_even) {
             (odd, in_odd)
         } else {
@@ -225,11 +225,11 @@ impl<W: Words> Writer<W> {
 
     /// Moves an entry to its other bucket: copy, count, erase.
     fn push(&mut self, chunk: u32, from: u16, to: u16, fingerprint: u16) {
-        let copied = bucket::with(self.word(chunk, to).load(), fingerprint)
+        let copied = bucket::with(self.word(chunk, to).own(), fingerprint)
             .expect("a path ends at an empty slot and each push frees the next one's");
         self.word(chunk, to).store(copied);
         self.count_move();
-        let erased = bucket::without(self.word(chunk, from).load(), fingerprint)
+        let erased = bucket::without(self.word(chunk, from).own(), fingerprint)
             .expect("a path visits a bucket once, so what it found there is still there");
         self.word(chunk, from).store(erased);
     }
@@ -239,37 +239,31 @@ impl<W: Words> Writer<W> {
         self.table.shared.moves.store(self.moves);
     }
 
-    /// Erases one entry, from the overflow list if there is one.
+    /// Erases the entry of the class that a reader comes to first.
+    ///
+    /// One that is left is then still ahead of a reader that saw the erased one gone, so that
+    /// no count is needed although the one left may be the younger one.
     fn erase(&mut self, class: Class) -> bool {
-        let (chunk, fingerprint) = (class.chunk(), class.fingerprint());
-        let odd = self.table.geometry.alternate(class.bucket(), fingerprint);
-        let even = self.word(chunk, class.bucket()).load();
-        let odd_word = self.word(chunk, odd).load();
-        let without_even = bucket::without(even, fingerprint);
-        let without_odd = bucket::without(odd_word, fingerprint);
+        let (chunk, even, fingerprint) = (class.chunk(), class.bucket(), class.fingerprint());
+        let odd = self.table.geometry.alternate(even, fingerprint);
+        for bucket in [even, odd] {
+            let word = self.word(chunk, bucket);
+            if let Some(entries) = bucket::without(word.own(), fingerprint) {
+                word.store(entries);
+                return true;
+            }
+        }
         let overflowed = self.overflow_of(chunk).find(|(_, found)| *found == class);
-
-        let places = [
-            without_even.is_some(),
-            without_odd.is_some(),
-            overflowed.is_some(),
-        ];
-        if places.into_iter().filter(|place| *place).count() > 1 {
-            // The entry that stays may be younger than the one that goes: a reader may have
-            // looked for it where it is before it came.
-            self.count_move();
-        }
-        if let Some((at, _)) = overflowed {
-            self.table.overflow[at].store(0);
-            self.set_overflowed(self.overflowed - 1);
-        } else if let Some(entries) = without_even {
-            self.word(chunk, class.bucket()).store(entries);
-        } else if let Some(entries) = without_odd {
-            self.word(chunk, odd).store(entries);
-        } else {
+        let Some((at, _)) = overflowed else {
             return false;
-        }
+        };
+        self.erase_overflowed(at);
         true
+    }
+
+    fn erase_overflowed(&mut self, at: usize) {
+        self.table.overflow[at].store(0);
+        self.set_overflowed(self.overflowed - 1);
     }
 
     /// Puts an entry on the overflow list; false if that is full.
@@ -277,7 +271,7 @@ impl<W: Words> Writer<W> {
         if self.overflowed >= OVERFLOW as u64 {
             return false;
         }
-        let Some(free) = self.table.overflow.iter().find(|word| word.load() == 0) else {
+        let Some(free) = self.table.overflow.iter().find(|word| word.own() == 0) else {
             return false;
         };
         free.store(class.to_bits());
@@ -298,7 +292,7 @@ impl<W: Words> Writer<W> {
             &self.table.overflow[..]
         };
         let entries = words.iter().enumerate();
-        let classes = entries.filter_map(|(at, word)| Some((at, Class::from_bits(word.load())?)));
+        let classes = entries.filter_map(|(at, word)| Some((at, Class::from_bits(word.own())?)));
         classes.filter(move |(_, class)| class.chunk() == chunk)
     }
 
@@ -308,8 +302,7 @@ impl<W: Words> Writer<W> {
         for (at, class) in waiting {
             if self.place(class) {
                 self.count_move();
-                self.table.overflow[at].store(0);
-                self.set_overflowed(self.overflowed - 1);
+                self.erase_overflowed(at);
             }
         }
     }
@@ -325,3 +318,6 @@ impl<W: Words> core::fmt::Debug for Writer<W> {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,180 @@
+use proptest::prelude::*;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 
+use super::*;
+use crate::filter::{Geometry, Writer};
+
+fn key(byte: u8) -> MixKey {
+    MixKey::from_bytes(&[byte; 32])
+}
+
+fn chain(blocks: usize, seed: u64) -> Vec<ChainHash> {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    (0..blocks).map(|_| ChainHash(rng.random())).collect()
+}
+
+/// A pool that holds these blocks.
+fn pool<'a>(key: &MixKey, blocks: impl IntoIterator<Item = &'a ChainHash>) -> Reader {
+    let geometry = Geometry::for_capacity(2_000, key.id());
+    let mut writer = Writer::new(geometry);
+    for block in blocks {
+        writer.insert(geometry.class(key, *block)).unwrap();
+    }
+    writer.reader()
+}
+
+fn closed<'a>(reader: &'a Reader, key: &'a MixKey) -> Target<'a> {
+    Target {
+        reader,
+        key,
+        closed: true,
+    }
+}
+
+fn holed<'a>(reader: &'a Reader, key: &'a MixKey) -> Target<'a> {
+    Target {
+        closed: false,
+        ..closed(reader, key)
+    }
+}
+
+/// Depths of pools that hold so many leading blocks of one chain.
+fn depths_of(held: &[usize], chain: &[ChainHash]) -> Vec<u32> {
+    let key = key(1);
+    let pools: Vec<_> = held
+        .iter()
+        .map(|&held| pool(&key, &chain[..held]))
+        .collect();
+    let targets: Vec<_> = pools.iter().map(|pool| closed(pool, &key)).collect();
+    depths(&targets, chain)
+}
+
+proptest! {
+    #[test]
+    fn closed_pools_are_searched_as_by_counting(
+        length in 0_usize..600,
+        parts in prop::collection::vec(0.0..=1.0, 0..9),
+        seed: u64,
+    ) {
+        let chain = chain(length, seed);
+        let key = key(1);
+        let blocks = f64::from(u32::try_from(length).unwrap());
+        #[allow(clippy::cast_possible_truncation, reason = "a part of at most 600")]
+        let held: Vec<_> = parts.iter().map(|part| (part * blocks).round() as usize).collect();
+        let pools: Vec<_> = held.iter().map(|&held| pool(&key, &chain[..held])).collect();
+        let targets: Vec<_> = pools.iter().map(|pool| closed(pool, &key)).collect();
+
+        let found = depths(&targets, &chain);
+
+        prop_assert_eq!(found.len(), held.len());
+        for ((depth, held), target) in found.into_iter().zip(held).zip(targets) {
+            let (depth, class) = (depth as usize, |at: usize| target.reader.geometry().class(&key, chain[at]));
+            prop_assert!(depth >= held);
+            // Only a false hit can make it more, and then it is just behind the last block held.
+            let false_hit = |at: &usize| target.reader.contains(class(*at));
+            prop_assert!(depth == held || (held..length).any(|at| false_hit(&at)));
+        }
+    }
+
+    #[test]
+    fn the_deepest_pools_with_holes_are_confirmed(
+        length in 1_usize..200,
+        pools in prop::collection::vec(
+            (any::<bool>(), prop::collection::vec(any::<prop::sample::Index>(), 0..4)), 1..6,
+        ),
+        seed: u64,
+    ) {
+        let (chain, key) = (chain(length, seed), key(1));
+        let whole_up_to = |holes: &[usize]| holes.iter().min().copied().unwrap_or(length);
+        let pools: Vec<_> = pools.into_iter().map(|(closed, holes)| {
+            let holes: Vec<_> = holes.iter().map(|hole| hole.index(length)).collect();
+            let end = if closed { whole_up_to(&holes) } else { length };
+            let held = (0..end).filter(|at| !holes.contains(at));
+            (closed, whole_up_to(&holes), pool(&key, held.map(|at| &chain[at])))
+        }).collect();
+        let targets: Vec<_> = pools
+            .iter()
+            .map(|(closed, _, reader)| Target { reader, key: &key, closed: *closed })
+            .collect();
+
+        let found = depths(&targets, &chain);
+
+        let deepest = found.iter().copied().max().unwrap();
+        for ((depth, target), (closed, whole, _)) in found.iter().zip(&targets).zip(&pools) {
+            prop_assert!(*depth as usize >= *whole);
+            if *depth == deepest && !closed {
+                prop_assert_eq!(*depth, confirm(*target, &chain, deepest));
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_found_of_an_empty_chain() {
+    assert_eq!(depths_of(&[0, 0], &[]), [0, 0]);
+}
+
+#[test]
+fn no_targets_have_no_depths() {
+    assert_eq!(depths_of(&[], &chain(10, 1)), []);
+}
+
+#[test]
+fn every_depth_of_a_short_chain_is_right() {
+    for length in 1..40 {
+        let chain = chain(length, 2);
+        let all: Vec<_> = (0..=length).collect();
+
+        let expected: Vec<_> = (0..=u32::try_from(length).unwrap()).collect();
+        assert_eq!(depths_of(&all, &chain), expected, "of {length}");
+    }
+}
+
+#[test]
+fn a_false_hit_far_behind_the_last_block_is_not_believed() {
+    let (chain, key) = (chain(200, 3), key(1));
+
+    for false_hit in 11..200 {
+        let pool = pool(&key, chain[..10].iter().chain([&chain[false_hit]]));
+
+        assert_eq!(depths(&[closed(&pool, &key)], &chain), [10], "{false_hit}");
+    }
+}
+
+#[test]
+fn a_pool_with_a_hole_that_is_called_closed_is_overestimated() {
+    // The reason for confirming: a search that jumps can't see every hole.
+    let (chain, key) = (chain(64, 5), key(1));
+    let pool = pool(&key, chain[..12].iter().chain(&chain[13..]));
+
+    assert_eq!(depths(&[closed(&pool, &key)], &chain), [64]);
+    assert_eq!(depths(&[holed(&pool, &key)], &chain), [12]);
+}
+
+#[test]
+fn counting_stops_at_its_limit() {
+    let (chain, key) = (chain(64, 6), key(1));
+    let pool = pool(&key, &chain[..50]);
+
+    assert_eq!(confirm(closed(&pool, &key), &chain, 20), 20);
+    assert_eq!(confirm(closed(&pool, &key), &chain, 60), 50);
+}
+
+#[test]
+fn pools_under_two_keys_are_searched_together() {
+    let (chain, old, new) = (chain(300, 7), key(1), key(2));
+    let pools = [pool(&old, &chain[..200]), pool(&new, &chain[..100])];
+    let targets = [closed(&pools[0], &old), closed(&pools[1], &new)];
+
+    assert_eq!(depths(&targets, &chain), [200, 100]);
+}
+
+#[test]
+fn a_pool_asked_with_the_wrong_key_holds_nothing() {
+    let (chain, right, wrong) = (chain(300, 8), key(1), key(2));
+    let pool = pool(&right, &chain);
+
+    assert_eq!(depths(&[closed(&pool, &wrong)], &chain), [0]);
+    assert_eq!(confirm(closed(&pool, &wrong), &chain, 300), 0);
+}

@@ -1,0 +1,283 @@
+//! The protocol of reader and writer, in all its interleavings and reorderings.
+//!
+//! Each model is a chunk of four buckets with a reader that looks for one class while the
+//! writer does what could hide it. Words that promise less than they should are shown to be
+//! found out, so that a passing model means something.
+
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::thread;
+
+use super::*;
+use crate::filter::Header;
+
+/// The words that the table is meant to have, under the model checker.
+struct Sound;
+
+impl Words for Sound {
+    type Entries = Ordered;
+    type Moves = Ordered;
+}
+
+/// Entries may be seen in any order.
+struct Unordered;
+
+impl Words for Unordered {
+    type Entries = Relaxed;
+    type Moves = Ordered;
+}
+
+/// Moves may be seen before or after the entries they move.
+struct LooselyCounted;
+
+impl Words for LooselyCounted {
+    type Entries = Ordered;
+    type Moves = Relaxed;
+}
+
+/// Moves are not counted at all, so a reader that missed never looks again.
+struct Uncounted;
+
+impl Words for Uncounted {
+    type Entries = Ordered;
+    type Moves = Deaf;
+}
+
+type Ordered = Checked<true>;
+type Relaxed = Checked<false>;
+
+/// A word of the model checker's, with orderings or without.
+///
+/// The writer reads its own stores from a plain copy: loom remembers only the last access to
+/// a word, and so would take a reader's load, if the writer's own comes after it, to be no
+/// race with the writer's next store.
+struct Checked<const ORDERED: bool> {
+    shared: AtomicU64,
+    own: std::sync::atomic::AtomicU64,
+}
+
+impl<const ORDERED: bool> Word for Checked<ORDERED> {
+    fn new(value: u64) -> Self {
+        Self {
+            shared: AtomicU64::new(value),
+            own: std::sync::atomic::AtomicU64::new(value),
+        }
+    }
+
+    fn load(&self) -> u64 {
+        let acquire = if ORDERED {
+            Ordering::Acquire
+        } else {
+            Ordering::Relaxed
+        };
+        self.shared.load(acquire)
+    }
+
+    fn own(&self) -> u64 {
+        self.own.load(Ordering::Relaxed)
+    }
+
+    fn store(&self, value: u64) {
+        let release = if ORDERED {
+            Ordering::Release
+        } else {
+            Ordering::Relaxed
+        };
+        self.own.store(value, Ordering::Relaxed);
+        self.shared.store(value, release);
+    }
+}
+
+/// A word that keeps nothing.
+struct Deaf;
+
+impl Word for Deaf {
+    fn new(_: u64) -> Self {
+        Self
+    }
+
+    fn load(&self) -> u64 {
+        0
+    }
+
+    fn own(&self) -> u64 {
+        0
+    }
+
+    fn store(&self, _: u64) {}
+}
+
+fn geometry() -> Geometry {
+    Geometry::from_header(Header {
+        chunks: 1,
+        chunk_buckets: 4,
+        slots: 4,
+        fingerprint_bits: 16,
+        key_id: 0,
+    })
+    .unwrap()
+}
+
+/// Classes whose candidates are these two buckets.
+fn between(even: u16, odd: u16, count: usize) -> Vec<Class> {
+    let geometry = geometry();
+    let fits = |fingerprint: &u16| geometry.alternate(even, *fingerprint) == odd;
+    let fingerprints = (1..u16::MAX).filter(fits).take(count);
+    fingerprints
+        .map(|fingerprint| geometry.class_at(0, even, fingerprint).unwrap())
+        .collect()
+}
+
+/// A full bucket 3, one of whose classes has room in bucket 0.
+struct Crowded<W: Words> {
+    writer: Writer<W>,
+    /// The class that has to move, from the bucket that is read last to the one read first.
+    wanted: Class,
+    /// The class it has to make room for.
+    newcomer: Class,
+}
+
+impl<W: Words> Crowded<W> {
+    fn new() -> Self {
+        let mut writer = Writer::with_words(geometry());
+        let wanted = between(0, 3, 1)[0];
+        // It makes bucket 3 the emptier one for the wanted class.
+        let blocker = between(0, 1, 1)[0];
+        let mut others = between(2, 3, 8);
+        let newcomer = others.pop().unwrap();
+        for class in [blocker, wanted].into_iter().chain(others) {
+            writer.insert(class).unwrap();
+        }
+        Self {
+            writer,
+            wanted,
+            newcomer,
+        }
+    }
+}
+
+/// Looks for a class while the writer works.
+fn look_beside<W: Words>(
+    mut writer: Writer<W>,
+    wanted: Class,
+    work: impl FnOnce(&mut Writer<W>) + Send + 'static,
+) {
+    let reader = writer.reader();
+    let work = thread::spawn(move || work(&mut writer));
+
+    assert!(reader.contains(wanted), "missed");
+
+    work.join().unwrap();
+}
+
+fn look_beside_a_move<W: Words>() {
+    let Crowded {
+        writer,
+        wanted,
+        newcomer,
+    } = Crowded::<W>::new();
+    look_beside(writer, wanted, move |writer| {
+        writer.insert(newcomer).unwrap();
+    });
+}
+
+fn look_beside_an_overflowed_entry_that_settles<W: Words>() {
+    let mut writer = Writer::<W>::with_words(geometry());
+    let classes = between(0, 3, 9);
+    let (wanted, first) = (classes[8], classes[0]);
+    for class in classes {
+        writer.insert(class).unwrap();
+    }
+    assert_eq!(writer.overflowed(), 1);
+    look_beside(writer, wanted, move |writer| {
+        assert!(writer.remove(first));
+        assert_eq!(writer.overflowed(), 0);
+    });
+}
+
+#[test]
+fn the_model_moves_the_wanted_class() {
+    loom::model(|| {
+        let mut table = Crowded::<Sound>::new();
+        let in_bucket = |table: &Crowded<Sound>, at: u16| {
+            bucket::holds(table.writer.word(0, at).own(), table.wanted.fingerprint())
+        };
+        assert!(in_bucket(&table, 3) && !in_bucket(&table, 0));
+
+        table.writer.insert(table.newcomer).unwrap();
+
+        assert!(in_bucket(&table, 0) && !in_bucket(&table, 3));
+    });
+}
+
+#[test]
+fn a_class_is_found_while_it_moves() {
+    loom::model(look_beside_a_move::<Sound>);
+}
+
+#[test]
+#[should_panic(expected = "missed")]
+fn a_class_is_missed_if_moves_are_not_counted() {
+    loom::model(look_beside_a_move::<Uncounted>);
+}
+
+#[test]
+#[should_panic(expected = "missed")]
+fn a_class_is_missed_if_entries_are_unordered() {
+    loom::model(look_beside_a_move::<Unordered>);
+}
+
+#[test]
+#[should_panic(expected = "missed")]
+fn a_class_is_missed_if_moves_are_counted_loosely() {
+    loom::model(look_beside_a_move::<LooselyCounted>);
+}
+
+#[test]
+fn a_class_is_found_while_it_moves_to_and_fro() {
+    loom::model(|| {
+        let Crowded { writer, wanted, .. } = Crowded::<Sound>::new();
+        look_beside(writer, wanted, move |writer| {
+            writer.push(0, 3, 0, wanted.fingerprint());
+            writer.push(0, 0, 3, wanted.fingerprint());
+            writer.push(0, 3, 0, wanted.fingerprint());
+        });
+    });
+}
+
+#[test]
+fn a_class_is_found_while_its_overflowed_entry_settles() {
+    loom::model(look_beside_an_overflowed_entry_that_settles::<Sound>);
+}
+
+#[test]
+#[should_panic(expected = "missed")]
+fn a_class_is_missed_if_settling_is_not_counted() {
+    loom::model(look_beside_an_overflowed_entry_that_settles::<Uncounted>);
+}
+
+#[test]
+fn a_class_is_found_while_its_double_comes_and_goes() {
+    loom::model(|| {
+        let Crowded { writer, wanted, .. } = Crowded::<Sound>::new();
+        look_beside(writer, wanted, move |writer| {
+            writer.insert(wanted).unwrap();
+            assert!(writer.remove(wanted));
+        });
+    });
+}
+
+#[test]
+fn a_class_is_found_while_its_chunk_is_replaced() {
+    loom::model(|| {
+        let Crowded {
+            writer,
+            wanted,
+            newcomer,
+        } = Crowded::<Sound>::new();
+        let mut classes = [wanted, newcomer];
+        classes.sort_unstable();
+        look_beside(writer, wanted, move |writer| {
+            writer.replace_chunk(0, &classes).unwrap();
+        });
+    });
+}
