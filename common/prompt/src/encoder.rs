@@ -244,3 +244,6 @@ fn fast_added_tokens(fast: &fastokens::Tokenizer) -> Vec<AddedToken> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests;

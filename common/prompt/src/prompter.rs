@@ -194,17 +194,6 @@ impl Prompter {
         self.encoder.encode(text).map_err(PromptError::Tokenizer)
     }
 
-    /// Fills the caches that the tokenizer keeps per thread, so that no request does.
-    pub fn warm(&self) {
-        for text in [
-            "The quick brown fox jumps over the lazy dog.",
-            "\u{4f60}\u{597d} 42\n\n",
-        ] {
-            // A text that can't be encoded shows again in a request, which can report it.
-            drop(self.encoder.encode(text));
-        }
-    }
-
     /// The name clients ask for.
     pub fn model(&self) -> &str {
         &self.model
