@@ -100,6 +100,59 @@ mod tests {
         }
     }
 
+    #[derive(Clone, Debug)]
+    enum Op {
+        Up,
+        Down,
+        Fail,
+        Wait(u64),
+    }
+
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let op = prop_oneof![
+            1 => Just(Op::Up),
+            1 => Just(Op::Down),
+            4 => Just(Op::Fail),
+            1 => (0_u64..20_000).prop_map(Op::Wait),
+        ];
+        prop::collection::vec(op, 0..100)
+    }
+
+    proptest! {
+        #[test]
+        fn delays_follow_the_failures_since_the_last_healthy_time(seed: u64, ops in ops()) {
+            let mut backoff = Backoff::new(BackoffConfig::default());
+            let mut rng = SmallRng::seed_from_u64(seed);
+            let (mut now, mut up_at, mut failures) = (0_u64, None::<u64>, 0_u32);
+
+            for op in ops {
+                let instant = Instant::from_micros(now * 1_000);
+                match op {
+                    Op::Wait(ms) => now += ms,
+                    Op::Up => {
+                        up_at = Some(now);
+                        backoff.handle_up(instant);
+                    }
+                    Op::Down => {
+                        if up_at.take().is_some_and(|at| now - at >= 30_000) {
+                            failures = 0;
+                        }
+                        backoff.handle_down(instant);
+                    }
+                    Op::Fail => {
+                        let range = Duration::from_millis(100 * 2_u64.pow(failures.min(7)));
+                        let range = range.min(Duration::from_secs(10));
+                        failures += 1;
+
+                        let delay = backoff.next_delay(&mut rng);
+
+                        prop_assert!(delay >= range.mul_f64(0.499) && delay <= range, "{delay:?} of {range:?}");
+                    }
+                }
+            }
+        }
+    }
+
     fn delay_after(up: Duration) -> Duration {
         let mut backoff = Backoff::new(BackoffConfig::default());
         let mut rng = SmallRng::seed_from_u64(1);
