@@ -1,1 +1,67 @@
-//! Sources of KV events.
+//! Sources of KV events: whatever tells which worker holds which blocks.
+//!
+//! Every source ends in the same [`SourceEvent`]s on one bounded channel. When the pool task is
+//! slow, sources wait, their publishers' buffers fill, and what is dropped there shows up as a
+//! gap, which the source repairs or answers for.
+
+use kvgrid_core::event::engine::Refusals;
+use kvgrid_core::event::{KvEvent, WorkerKey};
+
+pub(crate) mod engine_zmq;
+
+/// Events on their way to the pool task. A batch may have thousands of blocks, so few fit.
+pub(crate) const CHANNEL_CAPACITY: usize = 64;
+
+/// One of the feeds of one configured source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct FeedId {
+    /// Place in the configuration's list of sources.
+    pub(crate) source: usize,
+    /// Place in the source's list of endpoints.
+    pub(crate) endpoint: usize,
+}
+
+/// How much of a publisher's life a feed has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FeedState {
+    /// Nothing is known yet.
+    Connecting,
+    /// All of it, from the first event on.
+    Whole,
+    /// It was joined late, or a gap could not be repaired.
+    Partial,
+    /// There is no publisher: it holds nothing, and that is known.
+    Gone,
+}
+
+/// What sources tell the pool task.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum SourceEvent {
+    /// A feed has a new state.
+    Feed {
+        /// The feed.
+        feed: FeedId,
+        /// Its state from now on.
+        state: FeedState,
+    },
+    /// One message of a publisher. It counts as applied even when it has no events.
+    Batch {
+        /// The feed it came by.
+        feed: FeedId,
+        /// The rank that published it, in this life of its publisher.
+        worker: WorkerKey,
+        /// The publisher's own count.
+        sequence: u64,
+        /// What changed.
+        events: Vec<KvEvent>,
+        /// What could not be used.
+        refused: Refusals,
+    },
+    /// A life of a publisher is over, and with it all that its ranks held.
+    PublisherGone {
+        /// The feed it came by.
+        feed: FeedId,
+        /// Which life of which publisher.
+        publisher: u64,
+    },
+}
