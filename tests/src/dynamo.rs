@@ -6,6 +6,7 @@
 //! `skipped: <test>: <reason>` past cargo's capture, which `.ci/run` counts, and gives
 //! nothing. [`Site`] is one site: its processes can be killed and started again apart.
 
+mod answer;
 mod engine;
 mod install;
 mod ports;
@@ -18,9 +19,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
+pub use answer::Answer;
 pub use engine::Engine;
 pub use install::{Installation, python_packages};
-pub use site::{Answer, Site, SiteOptions};
+pub use site::{Site, SiteOptions};
 
 /// Set to `1` to leave out the tests that need real Dynamo.
 pub const SKIP_VARIABLE: &str = "KVGRID_SKIP_DYNAMO";

@@ -4,17 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use bytes::Bytes;
-use http::{Request, StatusCode, header};
-use http_body_util::{BodyExt as _, Full};
-use hyper_util::client::legacy::{Client, connect::HttpConnector};
-use hyper_util::rt::TokioExecutor;
+use http::StatusCode;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 use super::process::Daemon;
-use super::{Dynamo, Engine, ports, tiny_chat};
+use super::{Answer, Dynamo, Engine, ports, tiny_chat};
+use crate::client::Client;
 
 /// How long a start may take on a machine that is busy with other things.
 const START_PATIENCE: Duration = Duration::from_secs(60);
@@ -55,7 +52,7 @@ pub struct Site {
     worker: Daemon,
     frontend: Daemon,
     engine: Engine,
-    client: Client<HttpConnector, Full<Bytes>>,
+    client: Client,
     _directory: TempDir,
 }
 
@@ -65,39 +62,6 @@ struct Ports {
     system: u16,
     events: u16,
     replay: u16,
-}
-
-/// A site's answer to a request.
-#[derive(Clone, Debug)]
-pub struct Answer {
-    /// The HTTP status.
-    pub status: StatusCode,
-    /// The headers.
-    pub headers: http::HeaderMap,
-    /// The body; null when it wasn't JSON.
-    pub body: Value,
-}
-
-impl Answer {
-    /// Tokens of the prompt, as the site counts them.
-    pub fn prompt_tokens(&self) -> Option<u64> {
-        self.body.pointer("/usage/prompt_tokens")?.as_u64()
-    }
-
-    /// Tokens of the prompt that the site had cached.
-    pub fn cached_tokens(&self) -> Option<u64> {
-        self.body
-            .pointer("/usage/prompt_tokens_details/cached_tokens")?
-            .as_u64()
-    }
-
-    /// The prompt's token ids, when the request asked for them.
-    pub fn prompt_token_ids(&self) -> Option<Vec<u32>> {
-        let ids = self.body.pointer("/nvext/prompt_token_ids")?.as_array()?;
-        ids.iter()
-            .map(|id| u32::try_from(id.as_u64()?).ok())
-            .collect()
-    }
 }
 
 impl Site {
@@ -135,7 +99,7 @@ impl Site {
             ports,
             worker,
             frontend,
-            client: Client::builder(TokioExecutor::new()).build_http(),
+            client: Client::default(),
             _directory: directory,
         };
         site.start_worker()?;
@@ -239,16 +203,8 @@ impl Site {
 
     /// Sends JSON to the frontend, past any edge.
     pub async fn post(&self, path: &str, body: &Value) -> Result<Answer> {
-        let request = Request::post(format!("{}{path}", self.frontend_url()))
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::from(body.to_string()))?;
-        let (head, body) = self.client.request(request).await?.into_parts();
-        let bytes = body.collect().await?.to_bytes();
-        Ok(Answer {
-            status: head.status,
-            headers: head.headers,
-            body: serde_json::from_slice(&bytes).unwrap_or(Value::Null),
-        })
+        let url = format!("{}{path}", self.frontend_url());
+        Ok(self.client.post(&url, body).await?.into())
     }
 
     fn check_processes(&mut self) -> Result<()> {

@@ -4,7 +4,7 @@ use http::StatusCode;
 use kvgrid_tests::dynamo::{Answer, Dynamo, Site, SiteOptions};
 use serde_json::{Value, json};
 
-use crate::prompts::{depth, overlap};
+use crate::prompts::{Tokens, depth, overlap};
 use crate::traffic::Traffic;
 
 #[tokio::test]
@@ -76,7 +76,8 @@ async fn dynamo_engine_has_cached_what_it_announced() {
         ..SiteOptions::named("alone")
     };
     let mut site = Site::start(&dynamo, few_blocks).await.unwrap();
-    let mut traffic = Traffic::new(1, &|_| 0);
+    let tokens = Tokens::new();
+    let mut traffic = Traffic::new(1, &tokens);
 
     for number in 0..200 {
         let question = traffic.next();
@@ -85,6 +86,12 @@ async fn dynamo_engine_has_cached_what_it_announced() {
 
         let prompt = answer.prompt_token_ids().unwrap();
         let announced = overlap(depth(&held, &prompt), prompt.len());
+        assert_eq!(
+            prompt,
+            tokens.of(&question),
+            "request {number}: {:?}",
+            question.kind
+        );
         assert_eq!(
             answer.cached_tokens(),
             Some(announced),

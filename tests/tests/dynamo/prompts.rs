@@ -4,15 +4,43 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
 use kvgrid_core::block::{HashFormat, HashSeed, chain_hashes};
+use kvgrid_prompt::{Card, CardOptions, LoadOptions, Prompter};
+use kvgrid_tests::dynamo::tiny_chat;
 
-use crate::traffic::BLOCK;
+use crate::traffic::{BLOCK, Question};
+
+/// What kvgrid takes a prompt's token ids to be.
+pub(crate) struct Tokens {
+    prompter: Prompter,
+}
+
+impl Tokens {
+    pub(crate) fn new() -> Self {
+        let options = CardOptions::new("tiny-chat", block_size());
+        let card = Card::from_model_dir(&tiny_chat(), options).unwrap();
+        let prompter = Prompter::load(&card, &LoadOptions::default()).unwrap();
+        Self { prompter }
+    }
+
+    pub(crate) fn of(&self, question: &Question) -> Vec<u32> {
+        let body = question.body.to_string();
+        let prompt = match question.path {
+            "/v1/chat/completions" => self.prompter.chat(body.as_bytes(), None),
+            _ => self.prompter.completion(body.as_bytes(), None),
+        };
+        prompt.unwrap().tokens.to_vec()
+    }
+}
+
+fn block_size() -> NonZeroU32 {
+    u32::try_from(BLOCK).ok().and_then(NonZeroU32::new).unwrap()
+}
 
 /// How many of a prompt's leading blocks are held, by the mocker's names.
 pub(crate) fn depth(held: &BTreeSet<u64>, prompt: &[u32]) -> usize {
-    let block_size = u32::try_from(BLOCK).ok().and_then(NonZeroU32::new).unwrap();
     let names = chain_hashes(
         prompt,
-        block_size,
+        block_size(),
         HashFormat::Standard,
         HashSeed::default(),
     );

@@ -5,6 +5,8 @@ use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
 
+use crate::prompts::Tokens;
+
 /// Tokens in a block, at every site here.
 pub(crate) const BLOCK: usize = 16;
 /// Ids that aren't special in the fixture's vocabulary.
@@ -38,7 +40,7 @@ pub(crate) enum Kind {
 pub(crate) struct Traffic<'a> {
     rng: SmallRng,
     /// Counts a question's tokens, to make prompts of whole blocks.
-    tokens: &'a dyn Fn(&Question) -> usize,
+    tokens: &'a Tokens,
     systems: Vec<String>,
     conversations: Vec<Vec<Value>>,
     ids: Vec<u32>,
@@ -47,7 +49,7 @@ pub(crate) struct Traffic<'a> {
 }
 
 impl<'a> Traffic<'a> {
-    pub(crate) fn new(seed: u64, tokens: &'a dyn Fn(&Question) -> usize) -> Self {
+    pub(crate) fn new(seed: u64, tokens: &'a Tokens) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let systems = (0..4).map(|_| words(&mut rng, 40..300)).collect();
         Self {
@@ -114,7 +116,7 @@ impl<'a> Traffic<'a> {
             let longer = format!("{} a", last["content"].as_str().unwrap());
             last["content"] = longer.into();
             let question = chat(&messages, Kind::WholeBlocks);
-            if (self.tokens)(&question).is_multiple_of(BLOCK) {
+            if self.tokens.of(&question).len().is_multiple_of(BLOCK) {
                 self.keep(messages);
                 return question;
             }
@@ -158,7 +160,7 @@ impl<'a> Traffic<'a> {
     }
 }
 
-fn chat(messages: &[Value], kind: Kind) -> Question {
+pub(crate) fn chat(messages: &[Value], kind: Kind) -> Question {
     Question {
         path: "/v1/chat/completions",
         body: json!({
@@ -171,7 +173,7 @@ fn chat(messages: &[Value], kind: Kind) -> Question {
     }
 }
 
-fn words(rng: &mut SmallRng, count: std::ops::Range<usize>) -> String {
+pub(crate) fn words(rng: &mut SmallRng, count: std::ops::Range<usize>) -> String {
     let count = rng.random_range(count);
     let picked: Vec<&str> = (0..count)
         .map(|_| WORDS[rng.random_range(0..WORDS.len())])
