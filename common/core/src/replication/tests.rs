@@ -1,0 +1,5 @@
+//! Publisher and replicas against a plain set, over links that lose, delay, double and reorder.
+
+mod model;
+mod scenarios;
+mod world;
