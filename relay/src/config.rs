@@ -1,1 +1,225 @@
 //! The relay's configuration.
+//!
+//! [`ConfigFile`] is what is written, one type per table; [`Config`] is what is meant, checked,
+//! with errors that name the key. Which site this is, its region and its labels stand in the
+//! certificate, never here.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kvgrid_prompt::TokenizerBackend;
+use kvgrid_runtime::admin::AdminConfig;
+use kvgrid_runtime::config::{self, ConfigError, Environment, IdentityConfig};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use resolve::{Config, SourceSettings};
+
+mod resolve;
+#[cfg(test)]
+mod tests;
+
+/// Prefix of the variables that override the file.
+const ENVIRONMENT: &str = "KVGRID_RELAY_";
+
+/// Reads the configuration from its file and the process's environment.
+pub(crate) fn load(path: &Path) -> Result<ConfigFile, ConfigError> {
+    config::load(path, &Environment::of_process(ENVIRONMENT))
+}
+
+/// The configuration as written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ConfigFile {
+    /// Certificate and keys.
+    pub(crate) identity: IdentityConfig,
+    /// Where edges find it.
+    #[serde(default)]
+    pub(crate) listen: ListenTable,
+    /// Whom it hands requests to.
+    pub(crate) frontend: FrontendTable,
+    /// How edges tokenise for the site's model.
+    pub(crate) card: Option<CardTable>,
+    /// Where it learns what is cached.
+    #[serde(default, rename = "source")]
+    pub(crate) sources: Vec<SourceTable>,
+    /// Where it learns how loaded the engines are.
+    #[serde(default)]
+    pub(crate) load: LoadTable,
+    /// How much it takes on.
+    #[serde(default)]
+    pub(crate) limits: LimitsTable,
+    /// For operators.
+    #[serde(default)]
+    pub(crate) admin: AdminConfig,
+}
+
+/// Table `[listen]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ListenTable {
+    /// UDP address of the QUIC endpoint.
+    pub(crate) quic: SocketAddr,
+}
+
+impl Default for ListenTable {
+    fn default() -> Self {
+        Self {
+            quic: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 7440)),
+        }
+    }
+}
+
+/// Table `[frontend]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FrontendTable {
+    /// The site's OpenAI-compatible server, `http://host:port`.
+    pub(crate) url: String,
+    /// How often it is asked which models it serves.
+    #[serde(default = "check_interval", with = "humantime_serde")]
+    pub(crate) check_interval: Duration,
+}
+
+const fn check_interval() -> Duration {
+    Duration::from_millis(250)
+}
+
+/// Table `[card]`: what the model's directory doesn't say.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CardTable {
+    /// The name clients ask for.
+    pub(crate) model: String,
+    /// The model's directory, with its tokenizer.
+    pub(crate) dir: PathBuf,
+    /// Tokens per block.
+    pub(crate) block_size: NonZeroU32,
+    /// Whether blocks overlap by one token (EAGLE).
+    #[serde(default)]
+    pub(crate) eagle: bool,
+    /// Device blocks of all ranks together; the frontend's metrics tell if left out.
+    pub(crate) capacity_blocks: Option<u64>,
+    /// The longest sequence, in tokens; the model's own if left out.
+    pub(crate) context_length: Option<u32>,
+    /// The adapter's canonical name, if the model is a LoRA adapter.
+    pub(crate) lora: Option<String>,
+    /// The tokenizer implementation the site was told to use.
+    #[serde(default)]
+    pub(crate) tokenizer: TokenizerBackend,
+    /// Time zone of the site's frontend; the relay's own if left out.
+    pub(crate) time_zone: Option<String>,
+    /// A template that the site uses instead of the model's own.
+    pub(crate) chat_template: Option<PathBuf>,
+    /// The site's reasoning parser; some imply template arguments.
+    pub(crate) reasoning_parser: Option<String>,
+    /// The site's tool call parser; some imply template arguments.
+    pub(crate) tool_call_parser: Option<String>,
+}
+
+/// A table of `[[source]]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SourceTable {
+    /// What speaks at its endpoints.
+    pub(crate) kind: SourceKind,
+    /// Names it in metrics and on edges; its kind if left out.
+    pub(crate) name: Option<String>,
+    /// The model whose blocks it tells of; the card's if left out.
+    pub(crate) model: Option<String>,
+    /// Tokens per block; the card's if left out.
+    pub(crate) block_size: Option<NonZeroU32>,
+    /// Whether blocks overlap by one token (EAGLE); as the card says if left out.
+    pub(crate) eagle: Option<bool>,
+    /// The prefix of topics to subscribe to; engines publish without one unless told.
+    #[serde(default)]
+    pub(crate) topic: String,
+    /// How long a publisher may be disconnected before its blocks go.
+    #[serde(default = "gone_after", with = "humantime_serde")]
+    pub(crate) gone_after: Duration,
+    /// One for each rank of each engine.
+    pub(crate) endpoints: Vec<EndpointTable>,
+}
+
+const fn gone_after() -> Duration {
+    Duration::from_secs(5)
+}
+
+/// What a source speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum SourceKind {
+    /// Raw engine events over ZeroMQ: vLLM, SGLang, TensorRT-LLM.
+    EngineZmq,
+}
+
+impl SourceKind {
+    /// As it is written.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::EngineZmq => "engine-zmq",
+        }
+    }
+}
+
+/// A publisher of one rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EndpointTable {
+    /// Its events, `tcp://host:port`.
+    pub(crate) events: String,
+    /// Its replay of past events, `tcp://host:port`; without one a late relay is never whole.
+    pub(crate) replay: Option<String>,
+    /// The rank of messages that name none.
+    #[serde(default)]
+    pub(crate) rank: u32,
+}
+
+/// Table `[load]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct LoadTable {
+    /// Metrics pages of engines or of the frontend, `http://host:port/metrics`.
+    pub(crate) urls: Vec<String>,
+    /// How often they are read.
+    #[serde(with = "humantime_serde")]
+    pub(crate) interval: Duration,
+}
+
+impl Default for LoadTable {
+    fn default() -> Self {
+        Self {
+            urls: Vec::new(),
+            interval: Duration::from_millis(500),
+        }
+    }
+}
+
+/// Table `[limits]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct LimitsTable {
+    /// Most (worker, block) entries per pool, at about 64 bytes each; blocks past it are not
+    /// told to edges.
+    pub(crate) entries: usize,
+    /// Most workers per pool at a time.
+    pub(crate) workers: u16,
+    /// How long a pool may be partial before it is called incomplete.
+    #[serde(with = "humantime_serde")]
+    pub(crate) partial_after: Duration,
+    /// How long open requests may go on after the relay was told to stop.
+    #[serde(with = "humantime_serde")]
+    pub(crate) stop_grace: Duration,
+}
+
+impl Default for LimitsTable {
+    fn default() -> Self {
+        Self {
+            entries: 20_000_000,
+            workers: 4096,
+            partial_after: Duration::from_secs(600),
+            stop_grace: Duration::from_secs(10),
+        }
+    }
+}

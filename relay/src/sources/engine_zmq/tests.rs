@@ -276,7 +276,7 @@ async fn an_engine_that_has_published_nothing_is_seen_whole() {
     let mut feed = Listener::to(&engine);
 
     feed.until("whole", |l| l.state == FeedState::Whole).await;
-    assert_eq!(feed.batches, []);
+    assert!(feed.batches.is_empty());
 }
 
 #[tokio::test]
@@ -293,7 +293,7 @@ async fn a_gap_is_repaired_in_order() {
 
     assert_eq!(feed.names(), names);
     assert_eq!(feed.state, FeedState::Whole);
-    assert_eq!(feed.gone, []);
+    assert!(feed.gone.is_empty());
 }
 
 #[tokio::test]
@@ -381,7 +381,7 @@ async fn a_broken_connection_costs_nothing_when_it_comes_back() {
     feed.until_batches(3).await;
 
     assert_eq!(feed.names(), names);
-    assert_eq!(feed.gone, []);
+    assert!(feed.gone.is_empty());
     assert_eq!(feed.publishers().len(), 1);
 }
 

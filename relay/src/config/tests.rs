@@ -1,0 +1,149 @@
+use super::*;
+
+const IDENTITY: &str = r#"
+[identity]
+cert = "/k/fra-1.pem"
+key = "/k/fra-1-key.pem"
+ca = "/k/ca.pem"
+grid_key = "/k/grid.key"
+"#;
+
+const FRONTEND: &str = "[frontend]\nurl = \"http://127.0.0.1:8000\"\n";
+
+const CARD: &str = "[card]\nmodel = \"tiny\"\ndir = \"/models/tiny\"\nblock_size = 16\n";
+
+const SOURCE: &str = "[[source]]\nkind = \"engine-zmq\"\n\
+    endpoints = [{ events = \"tcp://127.0.0.1:5557\", replay = \"tcp://127.0.0.1:5657\" }]\n";
+
+fn parse(tables: &[&str]) -> Result<Config, ConfigError> {
+    parse_with(tables, &[])
+}
+
+fn parse_with(tables: &[&str], variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    let pairs = variables.iter().map(|(k, v)| ((*k).into(), (*v).into()));
+    let environment = Environment::from_pairs(ENVIRONMENT, pairs);
+    let text = tables.concat();
+    config::parse::<ConfigFile>(Path::new("relay.toml"), &text, &environment)?.resolve()
+}
+
+#[track_caller]
+fn assert_refused(tables: &[&str], sentence: &str) {
+    let error = parse(tables).unwrap_err().to_string();
+    assert!(error.contains(sentence), "{error}");
+    assert!(!error.contains('\n'), "one sentence: {error}");
+}
+
+#[test]
+fn the_least_that_must_be_written_is_enough() {
+    let config = parse(&[IDENTITY, FRONTEND]).unwrap();
+
+    assert_eq!(config.file.listen.quic.port(), 7440);
+    assert_eq!(config.admin, "127.0.0.1:9441".parse().unwrap());
+    assert!(config.card.is_none());
+    assert!(config.sources.is_empty());
+}
+
+#[test]
+fn a_source_takes_from_the_card_what_it_does_not_say() {
+    let config = parse(&[IDENTITY, FRONTEND, CARD, SOURCE]).unwrap();
+
+    let source = &config.sources[0];
+    assert_eq!(source.name, "engine-zmq");
+    assert_eq!(source.model.as_str(), "tiny");
+    assert_eq!(source.block_size.get(), 16);
+    assert_eq!(source.feeds[0].gone_after, Duration::from_secs(5));
+    assert_eq!(config.file.sources[0].model.as_deref(), Some("tiny"));
+}
+
+#[test]
+fn a_source_without_a_card_says_all_itself() {
+    let more = "model = \"m\"\nblock_size = 32\neagle = true\n";
+
+    let config = parse(&[IDENTITY, FRONTEND, SOURCE, more]).unwrap();
+
+    assert_eq!(config.sources[0].block_size.get(), 32);
+    assert_refused(&[IDENTITY, FRONTEND, SOURCE], "source.model: is missing");
+    let nameless = "model = \"m\"\n";
+    assert_refused(
+        &[IDENTITY, FRONTEND, SOURCE, nameless],
+        "source.block_size: is missing",
+    );
+}
+
+#[test]
+fn unknown_keys_are_refused_by_name() {
+    assert_refused(&[IDENTITY, FRONTEND, "[gossip]\n"], "gossip");
+    assert_refused(&[IDENTITY, FRONTEND, "speed = 1\n"], "speed");
+    assert_refused(&[IDENTITY, FRONTEND, SOURCE, "speed = 1\n"], "speed");
+    assert_refused(&[IDENTITY, "[frontend]\n"], "frontend: missing field `url`");
+    assert_refused(
+        &[
+            IDENTITY,
+            FRONTEND,
+            "[[source]]\nkind = \"magic\"\nendpoints = []\n",
+        ],
+        "source.kind: unknown variant `magic`",
+    );
+}
+
+#[test]
+fn what_can_not_be_meant_is_refused_by_key() {
+    let with = |more| [IDENTITY, FRONTEND, CARD, SOURCE, more].concat();
+    let refused = |more, sentence| assert_refused(&[&with(more)], sentence);
+
+    refused(
+        "block_size = 8\n",
+        "source.block_size: differs from the card's",
+    );
+    refused("eagle = true\n", "source.eagle: differs from the card's");
+    refused("name = \"a b\"\n", "source.name: \"a b\" is not");
+    refused("gone_after = \"0s\"\n", "source.gone_after: is shorter");
+    refused(SOURCE, "source.name: two sources are called");
+    refused("[limits]\nworkers = 0\n", "limits.workers: is 0");
+    refused("[limits]\nentries = 0\n", "limits.entries: is not between");
+    refused(
+        "[load]\nurls = [\"127.0.0.1\"]\n",
+        "load.urls: \"127.0.0.1\" is not",
+    );
+    refused("[load]\ninterval = \"1ms\"\n", "load.interval: is shorter");
+}
+
+#[test]
+fn addresses_are_checked() {
+    let frontend = |url: &str| format!("[frontend]\nurl = \"{url}\"\n");
+    for url in ["https://a:1", "a:1", "http://", "http://a:1/v1"] {
+        assert_refused(&[IDENTITY, &frontend(url)], "frontend.url: ");
+    }
+    let source = |address: &str| {
+        format!("[[source]]\nkind = \"engine-zmq\"\nendpoints = [{{ events = \"{address}\" }}]\n")
+    };
+    for address in [
+        "ipc://x",
+        "tcp://*:5557",
+        "tcp://a",
+        "tcp://a:0",
+        "tcp://:1",
+    ] {
+        let sentence = "source.endpoints.events: ";
+        assert_refused(&[IDENTITY, FRONTEND, CARD, &source(address)], sentence);
+    }
+    let twice = "[[source]]\nkind = \"engine-zmq\"\nname = \"b\"\n\
+        endpoints = [{ events = \"tcp://127.0.0.1:5557\" }]\n";
+    assert_refused(&[IDENTITY, FRONTEND, CARD, SOURCE, twice], "is there twice");
+}
+
+#[test]
+fn the_environment_overrides() {
+    let variables = [("KVGRID_RELAY_FRONTEND__URL", "http://10.0.0.1:80")];
+
+    let config = parse_with(&[IDENTITY, FRONTEND], &variables).unwrap();
+
+    assert_eq!(config.frontend.host(), Some("10.0.0.1"));
+}
+
+#[test]
+fn the_commented_example_is_right() {
+    let example = include_str!("../../../compose/config/relay.toml");
+
+    parse(&[example]).unwrap();
+}
