@@ -1,1 +1,231 @@
-//! The decision: eligibility, score, tiebreak.
+//! The decision: which site a request goes to.
+//!
+//! A pure function of the view, the request, the policy and what this edge knows of its own
+//! requests: eligibility, then cost, then tiebreak. It makes no network call, takes no lock
+//! and reads no clock; randomness is a seeded parameter. Its result explains itself: every
+//! site in the view is in it, with what excluded it or each term of its cost.
+//!
+//! What it does not do: remember. In-flight requests and breakers are kept by the shell and
+//! come in as immutable snapshots ([`Inflight`], [`Breakers`]).
+
+use rand::Rng;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::id::{ModelName, PoolId, RelayId, SiteId};
+use crate::label::SiteRules;
+use crate::time::Instant;
+use crate::view::{GridView, SiteView};
+
+pub use chains::Chains;
+pub use depth::{Overlap, overlap_tokens};
+pub use eligibility::{Breakers, Exclusion};
+pub use inflight::{Inflight, Lane, OwnLoad};
+pub use policy::{Policy, TierCredits, Weights};
+pub use score::{Cost, Score};
+pub use tiebreak::Pick;
+
+mod chains;
+mod depth;
+mod eligibility;
+mod explain;
+mod inflight;
+mod policy;
+mod score;
+mod tiebreak;
+
+/// What a decision must know of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct RouteRequest<'a> {
+    /// The model asked for.
+    pub model: &'a ModelName,
+    /// The prompt's tokens, hashed for the view ([`Chains::hash_for`]); may be empty.
+    pub chains: &'a Chains,
+    /// Size of the body.
+    pub body_bytes: u64,
+    /// What the request's session hashes to, where one is known.
+    pub affinity: Option<u64>,
+    /// Sites that have been tried.
+    pub exclude: &'a [SiteId],
+    /// Rules of the tenant and the request, beside the policy's own.
+    pub rules: &'a [&'a SiteRules],
+}
+
+/// What this edge knows beside the view.
+#[derive(Clone, Copy, Debug)]
+pub struct Local<'a> {
+    /// How to weigh.
+    pub policy: &'a Policy,
+    /// Its own requests.
+    pub inflight: &'a Inflight,
+    /// Relays that keep failing.
+    pub breakers: &'a Breakers,
+}
+
+/// A decision, with its explanation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    /// The site chosen, or why there is none.
+    pub outcome: Result<Choice, Refusal>,
+    /// Every site in the view, by site id.
+    pub candidates: Vec<Candidate>,
+}
+
+/// Where the request goes, and what is expected there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The site.
+    pub site: SiteId,
+    /// The relay of it.
+    pub relay: RelayId,
+    /// How it was found among the candidates.
+    pub pick: Pick,
+    /// Tokens that need no prefill, undiscounted.
+    pub overlap_tokens: u32,
+    /// Tokens that are expected to be computed.
+    pub uncached_tokens: u32,
+    /// The prompt's length; `None` if it was only estimated.
+    pub prompt_tokens: Option<u32>,
+    /// The pool that has the overlap.
+    pub pool: Option<PoolId>,
+}
+
+/// Why no site was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No site in view lists the model.
+    UnknownModel,
+    /// The prompt is too long for each site that may serve it.
+    TooLong {
+        /// The longest context among them.
+        limit: u32,
+    },
+    /// Sites list the model, but none may or can serve it now.
+    Unavailable,
+}
+
+/// A site, as the decision saw it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// The site.
+    pub site: SiteId,
+    /// Whether it was weighed.
+    pub verdict: Verdict,
+}
+
+/// What became of a site.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// It may not serve the request.
+    Excluded(Exclusion),
+    /// It may, at this cost.
+    Scored(Score),
+}
+
+/// Decides where a request goes.
+pub fn decide(
+    view: &GridView,
+    request: &RouteRequest<'_>,
+    local: &Local<'_>,
+    now: Instant,
+    rng: &mut impl Rng,
+) -> Decision {
+    let overlaps = depth::overlaps(view, request.model.id(), request.chains, local.policy, now);
+    let candidates: Vec<Candidate> = view
+        .sites()
+        .iter()
+        .zip(overlaps)
+        .map(|(site, overlap)| weigh(site, overlap, request, local, now))
+        .collect();
+    let scored: Vec<(&SiteId, &Score)> = candidates
+        .iter()
+        .filter_map(|candidate| Some((&candidate.site, candidate.score()?)))
+        .collect();
+    // Where tokens are known, the caches themselves say where a session is at home.
+    let session = request.affinity.filter(|_| request.chains.is_empty());
+    let outcome = match tiebreak::pick(&scored, session, local.policy, rng) {
+        Some((index, pick)) => Ok(choice(scored[index], pick, request)),
+        None => Err(refusal(&candidates)),
+    };
+    Decision {
+        outcome,
+        candidates,
+    }
+}
+
+impl Candidate {
+    /// The site's score, if it was weighed.
+    pub const fn score(&self) -> Option<&Score> {
+        match &self.verdict {
+            Verdict::Scored(score) => Some(score),
+            Verdict::Excluded(_) => None,
+        }
+    }
+}
+
+fn weigh(
+    site: &SiteView,
+    overlap: Overlap,
+    request: &RouteRequest<'_>,
+    local: &Local<'_>,
+    now: Instant,
+) -> Candidate {
+    let eligible = eligibility::eligible(site, request, local.policy, local.breakers, now);
+    let verdict = match eligible {
+        Err(exclusion) => Verdict::Excluded(exclusion),
+        Ok((model, relay)) => Verdict::Scored(score::score(
+            (site, model, relay),
+            overlap,
+            request,
+            local,
+            now,
+        )),
+    };
+    Candidate {
+        site: site.site.clone(),
+        verdict,
+    }
+}
+
+fn choice((site, score): (&SiteId, &Score), pick: Pick, request: &RouteRequest<'_>) -> Choice {
+    Choice {
+        site: site.clone(),
+        relay: score.relay.clone(),
+        pick,
+        overlap_tokens: score.overlap.tokens,
+        uncached_tokens: score.uncached_tokens,
+        prompt_tokens: (!request.chains.is_empty()).then_some(score.prompt_tokens),
+        pool: score.overlap.pool,
+    }
+}
+
+/// Says of no choice whether waiting could help, and if not, what is wrong.
+fn refusal(candidates: &[Candidate]) -> Refusal {
+    let mut listed = false;
+    let mut too_long = None;
+    let mut other = false;
+    for candidate in candidates {
+        match &candidate.verdict {
+            Verdict::Excluded(Exclusion::NotServed) => continue,
+            Verdict::Excluded(Exclusion::ContextLength { limit, .. }) => {
+                too_long = too_long.max(Some(*limit));
+            }
+            Verdict::Excluded(Exclusion::Forbidden(_)) => {}
+            Verdict::Excluded(_) | Verdict::Scored(_) => other = true,
+        }
+        listed = true;
+    }
+    match too_long {
+        _ if !listed => Refusal::UnknownModel,
+        Some(limit) if !other => Refusal::TooLong { limit },
+        _ => Refusal::Unavailable,
+    }
+}
+
+/// The weight of `name` for a key: of several names the heaviest is the key's own, and
+/// removing another name never changes which one that is.
+fn rendezvous(key: u64, name: &str) -> u64 {
+    xxh3_64_with_seed(name.as_bytes(), key)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,172 @@
-//! What an edge knows of the grid.
+//! What an edge knows of the grid: an immutable snapshot that decisions read.
+//!
+//! Nothing in it is computed at a decision: connections, catalogs, load and replicas are put
+//! together when one of them changes, and published as a whole. The filters inside are the
+//! exception, which their replica goes on writing; see [`crate::filter`].
+
+use core::num::NonZeroU32;
+use core::time::Duration;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::block::HashFormat;
+use crate::event::Tier;
+use crate::id::{ModelId, ModelName, PoolId, Region, RelayId, SiteId};
+use crate::label::Labels;
+use crate::load::SiteLoad;
+use crate::replication::ReplicaView;
+
+/// All sites an edge knows, by site id.
+#[derive(Clone, Debug, Default)]
+pub struct GridView {
+    sites: Vec<SiteView>,
+}
+
+/// One site.
+#[derive(Clone, Debug)]
+pub struct SiteView {
+    /// Its id, from its relays' certificates.
+    pub site: SiteId,
+    /// Its region, where the certificates name one.
+    pub region: Option<Region>,
+    /// Its labels, from certificates or this edge's configuration.
+    pub labels: Labels,
+    /// Whether at least one of its relays is connected.
+    pub alive: bool,
+    /// Its relays, by relay id.
+    pub relays: Vec<RelayView>,
+    /// The models it serves.
+    pub models: Vec<ModelView>,
+    /// What it has cached.
+    pub pools: Vec<PoolView>,
+    /// How busy it is.
+    pub load: SiteLoad,
+}
+
+/// One relay of a site, and the path to it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RelayView {
+    /// Its id.
+    pub id: RelayId,
+    /// Whether requests can be sent to it now.
+    pub connected: bool,
+    /// Whether it has said that it is leaving.
+    pub draining: bool,
+    /// Round trip as the connection measures it.
+    pub rtt: Duration,
+    /// Bytes a second that the path carries, once measured.
+    pub path_rate: Option<f64>,
+    /// Bytes that may be in flight at once, once known.
+    pub window: Option<u64>,
+}
+
+/// One model of a site.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelView {
+    /// The name that clients ask for.
+    pub name: ModelName,
+    /// The name's id.
+    pub id: ModelId,
+    /// Whether the site serves it now.
+    pub ready: bool,
+    /// How to tokenise for it, where a relay has told.
+    pub card: Option<CardInfo>,
+}
+
+/// The hash that names a card.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CardDigest(pub [u8; 32]);
+
+/// What routing needs of a model's card.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CardInfo {
+    /// Names the card's content.
+    pub digest: CardDigest,
+    /// Tokens of a block.
+    pub block_size: NonZeroU32,
+    /// How the site's blocks are hashed.
+    pub format: HashFormat,
+    /// Blocks of all ranks together, where known.
+    pub capacity_blocks: Option<u64>,
+    /// Longest sequence, where known.
+    pub context_length: Option<NonZeroU32>,
+    /// Whether this edge has the card and can tokenise by it.
+    pub usable: bool,
+}
+
+/// One pool of a site: the replica of its filter, and what it is of.
+#[derive(Clone, Debug)]
+pub struct PoolView {
+    /// Its id, unique within the site.
+    pub id: PoolId,
+    /// The model whose blocks it holds.
+    pub model: ModelId,
+    /// The configured source that feeds it.
+    pub source: Arc<str>,
+    /// Tokens of a block.
+    pub block_size: NonZeroU32,
+    /// How its blocks are hashed.
+    pub format: HashFormat,
+    /// Where the blocks are kept.
+    pub tier: Tier,
+    /// Whether a block is in only while all before it are.
+    pub closed: bool,
+    /// The replica, as it was when the view was made.
+    pub replica: ReplicaView,
+}
+
+impl GridView {
+    /// A view of these sites. Of two with one id the last is kept.
+    pub fn new(sites: Vec<SiteView>) -> Self {
+        let mut sites = sites;
+        sites.reverse();
+        sites.sort_by(|a, b| a.site.cmp(&b.site));
+        sites.dedup_by(|later, first| later.site == first.site);
+        Self { sites }
+    }
+
+    /// The sites, by id.
+    pub fn sites(&self) -> &[SiteView] {
+        &self.sites
+    }
+
+    /// A site by its id.
+    pub fn site(&self, site: &SiteId) -> Option<&SiteView> {
+        let index = self
+            .sites
+            .binary_search_by(|view| view.site.cmp(site))
+            .ok()?;
+        self.sites.get(index)
+    }
+}
+
+impl SiteView {
+    /// A model by its id.
+    pub fn model(&self, model: ModelId) -> Option<&ModelView> {
+        self.models.iter().find(|view| view.id == model)
+    }
+
+    /// A relay by its id.
+    pub fn relay(&self, relay: &RelayId) -> Option<&RelayView> {
+        self.relays.iter().find(|view| view.id == *relay)
+    }
+}
+
+impl CardDigest {
+    /// The digest of these bytes, if there are exactly 32.
+    pub fn from_slice(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self)
+    }
+}
+
+impl fmt::Display for CardDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for CardDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CardDigest({self})")
+    }
+}

@@ -190,16 +190,16 @@ impl RelayPart {
         }
     }
 
-    /// The newest report, or the newest that is not younger than `then`, else the oldest.
+    /// The newest report, or the one nearest to `then`.
     ///
     /// A relay that reports but does not list the model has none of it in flight.
     fn load_of(&self, model: ModelId, then: Option<Instant>) -> Option<(Instant, GatewayLoad)> {
-        let mut newest_first = self.reports.iter().rev();
         let (at, gateway) = match then {
-            None => newest_first.next(),
-            Some(then) => newest_first
-                .find(|(at, _)| *at <= then)
-                .or_else(|| self.reports.front()),
+            None => self.reports.back(),
+            Some(then) => self
+                .reports
+                .iter()
+                .min_by_key(|(at, _)| at.saturating_since(then) + then.saturating_since(*at)),
         }?;
         let listed = gateway.iter().find(|(listed, _)| *listed == model);
         Some((

@@ -88,7 +88,7 @@ fn foreign_load_subtracts_the_gateway_at_scrape_time() {
     let load = merged(vec![
         ("a", sample(100, vec![], gateway(4, 0))),
         ("a", sample(200, vec![], gateway(1, 0))),
-        ("a", sample(300, vec![engine(1, 150, 8, 2)], gateway(0, 0))),
+        ("a", sample(300, vec![engine(1, 140, 8, 2)], gateway(0, 0))),
     ]);
 
     let foreign = load.engines.unwrap().foreign;

@@ -1,0 +1,139 @@
+//! A request's prompt as chain hashes, each kind hashed once.
+//!
+//! Sites of one model can differ in how they tokenise (their cards differ), in block size
+//! and in hash format. Token sequences that are equal are kept once, and each is hashed once
+//! per (block size, format) that the view has a pool of, however many sites share it.
+
+use core::num::NonZeroU32;
+use std::sync::Arc;
+
+use crate::block::{ChainHash, HashFormat, HashSeed, chain_hashes};
+use crate::id::ModelId;
+use crate::view::{CardDigest, GridView};
+
+/// A prompt's tokens, per card, and their chains, once hashed.
+#[derive(Clone, Debug)]
+pub struct Chains {
+    seed: HashSeed,
+    /// Which of `prompts` a card's sites see.
+    cards: Vec<(CardDigest, usize)>,
+    /// Index of the prompt that holds for every site, whatever its card.
+    every: Option<usize>,
+    prompts: Vec<Prompt>,
+}
+
+#[derive(Clone, Debug)]
+struct Prompt {
+    tokens: Arc<[u32]>,
+    chains: Vec<(NonZeroU32, HashFormat, Vec<ChainHash>)>,
+}
+
+impl Chains {
+    /// A prompt of which no tokens are known.
+    pub const fn new(seed: HashSeed) -> Self {
+        Self {
+            seed,
+            cards: Vec::new(),
+            every: None,
+            prompts: Vec::new(),
+        }
+    }
+
+    /// The client's own token ids, which hold for every site.
+    pub fn of_every_site(tokens: Arc<[u32]>, seed: HashSeed) -> Self {
+        let mut chains = Self::new(seed);
+        chains.every = Some(chains.intern(tokens));
+        chains
+    }
+
+    /// The tokens as one card makes them.
+    pub fn insert(&mut self, card: CardDigest, tokens: Arc<[u32]>) {
+        let index = self.intern(tokens);
+        match self.cards.iter_mut().find(|(known, _)| *known == card) {
+            Some(known) => known.1 = index,
+            None => self.cards.push((card, index)),
+        }
+    }
+
+    /// Whether no tokens are known for any card.
+    pub const fn is_empty(&self) -> bool {
+        self.prompts.is_empty()
+    }
+
+    /// The prompt's length at sites with this card.
+    pub fn prompt_tokens(&self, card: Option<&CardDigest>) -> Option<u32> {
+        let prompt = self.prompt(card)?;
+        Some(u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX))
+    }
+
+    /// The longest length that any card gives.
+    pub fn longest(&self) -> Option<u32> {
+        let longest = self
+            .prompts
+            .iter()
+            .map(|prompt| prompt.tokens.len())
+            .max()?;
+        Some(u32::try_from(longest).unwrap_or(u32::MAX))
+    }
+
+    /// Hashes what the pools of `model` in `view` ask for and is not hashed yet.
+    pub fn hash_for(&mut self, view: &GridView, model: ModelId) {
+        for site in view.sites() {
+            let card = site.model(model).and_then(|model| model.card.as_ref());
+            let Some(index) = self.index(card.map(|card| &card.digest)) else {
+                continue;
+            };
+            for pool in site.pools.iter().filter(|pool| pool.model == model) {
+                self.prompts[index].hash(pool.block_size, pool.format, self.seed);
+            }
+        }
+    }
+
+    /// The chain at sites with this card; `None` if the tokens are not known or not hashed.
+    pub fn chain(
+        &self,
+        card: Option<&CardDigest>,
+        block_size: NonZeroU32,
+        format: HashFormat,
+    ) -> Option<&[ChainHash]> {
+        let chains = &self.prompt(card)?.chains;
+        let found = chains
+            .iter()
+            .find(|(size, of, _)| *size == block_size && *of == format);
+        found.map(|(_, _, chain)| chain.as_slice())
+    }
+
+    fn intern(&mut self, tokens: Arc<[u32]>) -> usize {
+        let known = self.prompts.iter().position(|known| known.tokens == tokens);
+        known.unwrap_or_else(|| {
+            self.prompts.push(Prompt {
+                tokens,
+                chains: Vec::new(),
+            });
+            self.prompts.len() - 1
+        })
+    }
+
+    fn index(&self, card: Option<&CardDigest>) -> Option<usize> {
+        let by_card = || {
+            let card = card?;
+            self.cards.iter().find(|(known, _)| known == card)
+        };
+        self.every.or_else(|| by_card().map(|(_, index)| *index))
+    }
+
+    fn prompt(&self, card: Option<&CardDigest>) -> Option<&Prompt> {
+        self.index(card).and_then(|index| self.prompts.get(index))
+    }
+}
+
+impl Prompt {
+    fn hash(&mut self, block_size: NonZeroU32, format: HashFormat, seed: HashSeed) {
+        let same =
+            |(size, of, _): &(NonZeroU32, HashFormat, _)| *size == block_size && *of == format;
+        if !self.chains.iter().any(same) {
+            let chain = chain_hashes(&self.tokens, block_size, format, seed);
+            self.chains.push((block_size, format, chain));
+        }
+    }
+}

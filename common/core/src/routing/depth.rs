@@ -1,0 +1,154 @@
+//! How much of a prompt each site has cached.
+//!
+//! Pools whose prompt, block size and format are the same share one chain, so they are
+//! searched together, in lock step, by [`depths`].
+
+use core::time::Duration;
+
+use crate::block::ChainHash;
+use crate::filter::{Target, depths};
+use crate::id::{ModelId, PoolId};
+use crate::replication::ReplicaState;
+use crate::time::Instant;
+use crate::view::{GridView, PoolView, SiteView};
+
+use super::chains::Chains;
+use super::policy::Policy;
+
+/// The best that a site's pools offer a prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Overlap {
+    /// The pool that offers it.
+    pub pool: Option<PoolId>,
+    /// Leading blocks it holds.
+    pub depth: u32,
+    /// Tokens of them that need no prefill.
+    pub tokens: u32,
+    /// The same, discounted by tier and, for a stale replica, by expected eviction.
+    pub expected_tokens: u32,
+    /// Whether the pool's replica is stale.
+    pub stale: bool,
+}
+
+/// Tokens that need no prefill: whole blocks, and never the prompt's last token, which an
+/// engine always computes.
+pub fn overlap_tokens(depth: u32, prompt_tokens: u32, block_size: u32) -> u32 {
+    let block_size = block_size.max(1);
+    let reusable = prompt_tokens.saturating_sub(1) / block_size;
+    depth.min(reusable) * block_size
+}
+
+/// Each site's best overlap, in the order of the view's sites.
+pub(super) fn overlaps(
+    view: &GridView,
+    model: ModelId,
+    chains: &Chains,
+    policy: &Policy,
+    now: Instant,
+) -> Vec<Overlap> {
+    let searches = searches(view, model, chains);
+    let found = search(&searches);
+    let mut best = vec![Overlap::default(); view.sites().len()];
+    for (search, depth) in searches.iter().zip(found) {
+        let overlap = search.overlap(depth, policy, now);
+        let known = &mut best[search.site];
+        if overlap.expected_tokens > known.expected_tokens {
+            *known = overlap;
+        }
+    }
+    best
+}
+
+/// One pool that is to be searched for one chain.
+struct Search<'a> {
+    site: usize,
+    pool: &'a PoolView,
+    prompt_tokens: u32,
+    chain: &'a [ChainHash],
+}
+
+fn searches<'a>(view: &'a GridView, model: ModelId, chains: &'a Chains) -> Vec<Search<'a>> {
+    let of_site = |(site, view): (usize, &'a SiteView)| {
+        let card = view.model(model).and_then(|model| model.card.as_ref());
+        let card = card.map(|card| &card.digest);
+        let pools = view.pools.iter().filter(move |pool| pool.model == model);
+        pools.filter_map(move |pool| {
+            Some(Search {
+                site,
+                pool,
+                prompt_tokens: chains.prompt_tokens(card)?,
+                chain: chains.chain(card, pool.block_size, pool.format)?,
+            })
+        })
+    };
+    view.sites().iter().enumerate().flat_map(of_site).collect()
+}
+
+/// The depth of each search, found with one lock-step search per distinct chain.
+fn search(searches: &[Search<'_>]) -> Vec<u32> {
+    let mut found = vec![0; searches.len()];
+    let mut done = vec![false; searches.len()];
+    for first in 0..searches.len() {
+        if done[first] {
+            continue;
+        }
+        let chain = searches[first].chain;
+        let mut members = Vec::new();
+        let mut targets = Vec::new();
+        for (index, search) in searches.iter().enumerate().skip(first) {
+            if core::ptr::eq(search.chain, chain) {
+                done[index] = true;
+                if let Some(target) = search.target() {
+                    members.push(index);
+                    targets.push(target);
+                }
+            }
+        }
+        for (index, depth) in members.into_iter().zip(depths(&targets, chain)) {
+            found[index] = depth;
+        }
+    }
+    found
+}
+
+impl<'a> Search<'a> {
+    fn target(&self) -> Option<Target<'a>> {
+        let filter = self.pool.replica.filter.as_ref()?;
+        Some(filter.target(self.pool.closed))
+    }
+
+    fn overlap(&self, depth: u32, policy: &Policy, now: Instant) -> Overlap {
+        let tokens = overlap_tokens(depth, self.prompt_tokens, self.pool.block_size.get());
+        let mut credit = policy.tiers.of(self.pool.tier).clamp(0.0, 1.0);
+        let stale = matches!(self.pool.replica.state, ReplicaState::Stale { .. });
+        if stale {
+            credit *= survival(self.pool.replica.state.stale_for(now), policy);
+        }
+        Overlap {
+            pool: Some(self.pool.id),
+            depth,
+            tokens,
+            expected_tokens: share_of(tokens, credit),
+            stale,
+        }
+    }
+}
+
+/// Share of a stale replica's blocks expected to be there still.
+fn survival(age: Duration, policy: &Policy) -> f64 {
+    let half_life = policy.stale_half_life.as_secs_f64();
+    if half_life > 0.0 {
+        (-age.as_secs_f64() / half_life).exp2()
+    } else {
+        0.0
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a share of 0 to 1 of a u32 is a u32"
+)]
+fn share_of(tokens: u32, share: f64) -> u32 {
+    (f64::from(tokens) * share.clamp(0.0, 1.0)) as u32
+}

@@ -1,0 +1,243 @@
+//! What a site would cost: milliseconds of expected time to the first token.
+//!
+//! `cost = rtt + upload + queue + prefill`, each term a measured input or its prior, each
+//! weighted by the policy (1 by default). A site's cost does not depend on other sites, and
+//! more overlap never makes it worse.
+//!
+//! The queue is counted in uncached prompt tokens: what relays have sent on and not seen
+//! answered, what waits in the engines past them, and this edge's own requests that the
+//! relays' reports do not include yet. Where load is not known, the wait is at least the
+//! policy's `unknown_queue_ms`, so that silence is never taken for idleness.
+
+use core::time::Duration;
+
+use crate::id::{ModelId, RelayId};
+use crate::load::{EngineSum, ModelLoad};
+use crate::time::Instant;
+use crate::view::{ModelView, RelayView, SiteView};
+
+use super::depth::Overlap;
+use super::inflight::{Inflight, OwnLoad};
+use super::policy::{Policy, Weights};
+use super::{Local, RouteRequest};
+
+/// Bounds on the prefill speed that a relay may report, so that a wrong number cannot draw
+/// or drive away everything.
+const PREFILL_MS_PER_TOKEN: (f64, f64) = (1e-5, 10.0);
+/// Window assumed where the path's is not known: QUIC's initial one.
+const INITIAL_WINDOW: f64 = 14_720.0;
+/// Share of the KV cache taken for used where the engines do not tell.
+const UNKNOWN_KV_USE: f64 = 0.5;
+/// Spare capacity never counts as less than this share of a rank.
+const LEAST_SPARE: f64 = 0.01;
+
+/// The terms of a site's cost, before weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Round trip to the relay.
+    pub rtt_ms: f64,
+    /// Sending the body, beyond the round trip.
+    pub upload_ms: f64,
+    /// Waiting for a place.
+    pub queue_ms: f64,
+    /// Computing what is not cached.
+    pub prefill_ms: f64,
+}
+
+impl Cost {
+    /// The weighted sum.
+    pub fn total_ms(&self, weights: &Weights) -> f64 {
+        self.rtt_ms * weights.rtt
+            + self.upload_ms * weights.upload
+            + self.queue_ms * weights.queue
+            + self.prefill_ms * weights.prefill
+    }
+}
+
+/// An eligible site, weighed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Score {
+    /// The relay that would be used.
+    pub relay: RelayId,
+    /// The terms of the cost.
+    pub cost: Cost,
+    /// Their weighted sum.
+    pub total_ms: f64,
+    /// What the site has cached of the prompt.
+    pub overlap: Overlap,
+    /// The prompt's length there; estimated from the body if no tokens are known.
+    pub prompt_tokens: u32,
+    /// Tokens to compute, as far as expected.
+    pub uncached_tokens: u32,
+    /// Whether the site's load is known and fresh.
+    pub load_known: bool,
+    /// Ranks that stand idle, roughly; only compared with other sites' numbers.
+    pub spare: f64,
+    /// How much the queue may have grown since it was reported.
+    pub growth_ms: f64,
+}
+
+/// Weighs a site that is eligible.
+pub(super) fn score(
+    (site, model, relay): (&SiteView, &ModelView, &RelayView),
+    overlap: Overlap,
+    request: &RouteRequest<'_>,
+    local: &Local<'_>,
+    now: Instant,
+) -> Score {
+    let policy = local.policy;
+    let prompt_tokens = prompt_tokens(model, request, policy);
+    let uncached_tokens = prompt_tokens.saturating_sub(overlap.expected_tokens);
+    let load = Load::of(site, model.id, local, now);
+    let cost = Cost {
+        rtt_ms: millis(relay.rtt),
+        upload_ms: upload_ms(request.body_bytes, relay),
+        queue_ms: load.queue_ms(policy),
+        prefill_ms: f64::from(uncached_tokens) * load.ms_per_token,
+    };
+    Score {
+        relay: relay.id.clone(),
+        cost,
+        total_ms: cost.total_ms(&policy.weights),
+        overlap,
+        prompt_tokens,
+        uncached_tokens,
+        load_known: load.known,
+        spare: load.spare(),
+        growth_ms: load.growth_ms(millis(relay.rtt) / 2.0, cost.prefill_ms),
+    }
+}
+
+/// The prompt's length: by the site's own card, else by any card, else by the body's size.
+fn prompt_tokens(model: &ModelView, request: &RouteRequest<'_>, policy: &Policy) -> u32 {
+    let card = model.card.as_ref().map(|card| &card.digest);
+    let counted = request.chains.prompt_tokens(card);
+    counted
+        .or_else(|| request.chains.longest())
+        .unwrap_or_else(|| whole(request.body_bytes as f64 / policy.bytes_per_token.max(1.0)))
+}
+
+/// What is known of a site's load of one model, with this edge's own part.
+struct Load<'a> {
+    load: Option<&'a ModelLoad>,
+    engines: Option<&'a EngineSum>,
+    known: bool,
+    ranks: f64,
+    ms_per_token: f64,
+    own: OwnLoad,
+    gateway_age_ms: f64,
+}
+
+impl<'a> Load<'a> {
+    fn of(site: &'a SiteView, model: ModelId, local: &Local<'_>, now: Instant) -> Self {
+        let policy = local.policy;
+        let load = site.load.model(model);
+        let fresh = |load: &ModelLoad| {
+            load.fresh_engines(now, policy.load_stale_after).is_some()
+                && load.fresh_gateway(now, policy.load_stale_after).is_some()
+        };
+        let engines = load.and_then(|load| load.engines.as_ref());
+        let gateway = load.and_then(|load| load.gateway.as_ref());
+        let speed = gateway.and_then(|sum| sum.load.prefill_ms_per_token);
+        Self {
+            load,
+            engines,
+            known: load.is_some_and(fresh),
+            ranks: engines.map_or(1.0, |sum| f64::from(sum.ranks.max(1))),
+            ms_per_token: speed
+                .map_or(policy.prior_prefill_ms_per_token, f64::from)
+                .clamp(PREFILL_MS_PER_TOKEN.0, PREFILL_MS_PER_TOKEN.1),
+            own: own(site, model, local.inflight),
+            gateway_age_ms: gateway.map_or(0.0, |sum| millis(now.saturating_since(sum.at))),
+        }
+    }
+
+    /// The wait for all queued tokens, drained by all ranks at once.
+    ///
+    /// An old report is better than none: it still counts, if it says more than the prior.
+    fn queue_ms(&self, policy: &Policy) -> f64 {
+        let gateway = self.load.and_then(|load| load.gateway.as_ref());
+        let relayed = gateway.map_or(0.0, |sum| sum.load.queued_tokens as f64);
+        let foreign = self.engines.map_or(0.0, |sum| {
+            let tokens = sum.foreign.waiting_tokens.map(|tokens| tokens as f64);
+            tokens.unwrap_or(f64::from(sum.foreign.waiting) * policy.assumed_request_tokens)
+        });
+        let wait = |tokens: f64| tokens * self.ms_per_token / self.ranks;
+        let reported = wait(relayed + foreign);
+        let reported = if self.known {
+            reported
+        } else {
+            reported.max(policy.unknown_queue_ms)
+        };
+        reported + wait(self.own.queued_tokens as f64)
+    }
+
+    fn spare(&self) -> f64 {
+        let kv_use = self.engines.and_then(|sum| sum.kv_use);
+        let free = 1.0 - kv_use.map_or(UNKNOWN_KV_USE, f64::from).clamp(0.0, 1.0);
+        let gateway = self.load.and_then(|load| load.gateway.as_ref());
+        let relayed = gateway.map_or(0, |sum| sum.load.in_flight);
+        let foreign = self.engines.map_or(0, |sum| sum.foreign.requests);
+        let busy = f64::from(relayed) + f64::from(foreign) + f64::from(self.own.requests);
+        (self.ranks * free / (1.0 + busy / self.ranks)).max(LEAST_SPARE)
+    }
+
+    /// The wait that requests like this one add, if they came as the relays say.
+    fn growth_ms(&self, transit_ms: f64, prefill_ms: f64) -> f64 {
+        let gateway = self.load.and_then(|load| load.gateway.as_ref());
+        let arrivals_per_s = gateway.map_or(0.0, |sum| f64::from(sum.load.arrivals_per_s));
+        let arrived = arrivals_per_s * (self.gateway_age_ms + transit_ms) / 1000.0;
+        let growth = arrived * prefill_ms / self.ranks;
+        if growth.is_finite() {
+            growth.max(0.0)
+        } else {
+            0.0
+        }
+    }
+}
+
+/// Own requests above each relay's echo, over all of the site's relays.
+fn own(site: &SiteView, model: ModelId, inflight: &Inflight) -> OwnLoad {
+    let mut sum = OwnLoad::default();
+    for relay in &site.relays {
+        let own = inflight.above(&relay.id, model, site.load.echo(&relay.id));
+        sum.requests = sum.requests.saturating_add(own.requests);
+        sum.queued_tokens = sum.queued_tokens.saturating_add(own.queued_tokens);
+    }
+    sum
+}
+
+/// Time from the first to the last byte sent: the window doubles each round trip until it
+/// covers the path's rate, from then on the rate counts.
+pub(super) fn upload_ms(bytes: u64, relay: &RelayView) -> f64 {
+    let rtt_ms = millis(relay.rtt);
+    let rate = relay
+        .path_rate
+        .filter(|rate| rate.is_finite() && *rate > 0.0)
+        .map(|bytes_per_s| bytes_per_s / 1000.0);
+    let wire_ms = |bytes: f64| rate.map_or(0.0, |rate| bytes / rate);
+    let mut window = relay.window.map_or(INITIAL_WINDOW, |window| window as f64);
+    window = window.max(1.0);
+    let mut left = bytes as f64;
+    let mut spent_ms = 0.0;
+    while left > window && rate.is_none_or(|rate| window < rate * rtt_ms) {
+        left -= window;
+        // A window goes out within its round trip, unless the path is slower than that.
+        spent_ms += rtt_ms.max(wire_ms(window));
+        window *= 2.0;
+    }
+    spent_ms + wire_ms(left)
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the cast saturates, and takes what is no number for 0"
+)]
+fn whole(value: f64) -> u32 {
+    value as u32
+}
