@@ -3,6 +3,8 @@
 mod admin;
 mod card;
 mod config;
+mod fetch;
+mod frontend;
 mod load;
 mod metrics;
 mod pools;

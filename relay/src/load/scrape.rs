@@ -5,23 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, StatusCode, Uri};
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use http::Uri;
 use kvgrid_core::load::EngineLoad;
 use kvgrid_core::{Instant, ModelId};
-use thiserror::Error;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::engine::{Page, merge};
-
-/// Most bytes of a page; a busy Dynamo frontend's has about 110 kB.
-const PAGE_LIMIT: usize = 8 * 1024 * 1024;
+use crate::fetch::{FetchError, Fetcher};
 
 /// What the last round of scrapes told.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,26 +25,11 @@ pub(crate) struct EngineReport {
     pub(crate) kv_blocks: BTreeMap<ModelId, u64>,
 }
 
-/// Why a page gave nothing. Its server is at fault, or its address; the last figures go stale.
-#[derive(Debug, Error)]
-enum ScrapeError {
-    #[error("no answer within {0:?}")]
-    Timeout(Duration),
-    #[error("status {0}")]
-    Status(StatusCode),
-    #[error(transparent)]
-    Connection(#[from] hyper_util::client::legacy::Error),
-    #[error("body: {0}")]
-    Body(Box<dyn std::error::Error + Send + Sync>),
-    #[error(transparent)]
-    Request(#[from] http::Error),
-}
-
 /// Reads a set of pages over and over.
 pub(crate) struct Scraper {
     targets: Vec<Target>,
     interval: Duration,
-    client: Client<HttpConnector, Empty<Bytes>>,
+    fetcher: Fetcher,
 }
 
 struct Target {
@@ -72,7 +50,7 @@ impl Scraper {
         Self {
             targets: urls.into_iter().map(target).collect(),
             interval,
-            client: Client::builder(TokioExecutor::new()).build_http(),
+            fetcher: Fetcher::new(),
         }
     }
 
@@ -99,12 +77,13 @@ impl Scraper {
         let fetches = self
             .targets
             .iter()
-            .map(|target| fetch(&self.client, target.url.clone(), patience));
+            .map(|target| self.fetcher.get(target.url.clone(), patience));
         let results = futures_util::future::join_all(fetches).await;
         let mut pages = Vec::new();
         for (target, result) in self.targets.iter_mut().zip(results) {
             target.note(&result);
-            if let Ok(text) = result {
+            if let Ok(body) = result {
+                let text = String::from_utf8_lossy(&body);
                 pages.push((target.worker, clock(), Page::parse(&text)));
             }
         }
@@ -114,7 +93,7 @@ impl Scraper {
 
 impl Target {
     /// Logs a page that stops or starts to answer, once each.
-    fn note(&mut self, result: &Result<String, ScrapeError>) {
+    fn note(&mut self, result: &Result<Bytes, FetchError>) {
         match result {
             Err(error) if !self.failing => {
                 self.failing = true;
@@ -136,23 +115,4 @@ fn summarise(pages: &[(u64, Instant, Page)]) -> EngineReport {
         kv_blocks.extend(page.kv_blocks());
     }
     EngineReport { engines, kv_blocks }
-}
-
-async fn fetch(
-    client: &Client<HttpConnector, Empty<Bytes>>,
-    url: Uri,
-    patience: Duration,
-) -> Result<String, ScrapeError> {
-    let answer = async {
-        let request = Request::get(url).body(Empty::new())?;
-        let response = client.request(request).await?;
-        if response.status() != StatusCode::OK {
-            return Err(ScrapeError::Status(response.status()));
-        }
-        let body = Limited::new(response.into_body(), PAGE_LIMIT);
-        let bytes = body.collect().await.map_err(ScrapeError::Body)?.to_bytes();
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
-    };
-    let result = tokio::time::timeout(patience, answer).await;
-    result.unwrap_or(Err(ScrapeError::Timeout(patience)))
 }
