@@ -1,1 +1,147 @@
-//! Decides where a request goes.
+//! Decides where a request goes, and remembers what this edge has sent where.
+//!
+//! A decision loads three immutable snapshots (the view, own requests, breakers) once each
+//! and calls the core; it takes no lock and never waits. What happens after it, a request
+//! sent, answered or failed, is told through the [`Dispatch`] it got, and changes the
+//! snapshots for the decisions after it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::{ArcSwap, Guard};
+use kvgrid_core::id::{ModelName, RelayId, SiteId};
+use kvgrid_core::label::SiteRules;
+use kvgrid_core::routing::{
+    Breakers, Chains, Choice, Decision, Inflight, Local, Policy, RouteRequest, decide,
+};
+use kvgrid_core::view::GridView;
+use kvgrid_core::{Instant, ModelId};
+use kvgrid_runtime::Clock;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use tracing::debug;
+
+use crate::config::RetryTable;
+use crate::metrics::Metrics;
+use board::BreakerBoard;
+pub(crate) use dispatch::Dispatch;
+
+mod board;
+mod dispatch;
+
+/// What a decision must know of a request; kept over its retries.
+#[derive(Clone, Debug)]
+pub(crate) struct RouteInput {
+    /// The model asked for.
+    pub(crate) model: ModelName,
+    /// The prompt's tokens, as far as known; hashed when the first decision needs it.
+    pub(crate) chains: Chains,
+    /// Size of the body.
+    pub(crate) body_bytes: u64,
+    /// What the request's session hashes to, where one is known.
+    pub(crate) affinity: Option<u64>,
+    /// Rules beside the policy's own.
+    pub(crate) rules: Vec<SiteRules>,
+}
+
+/// The edge's router; clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Router(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    view: Arc<ArcSwap<GridView>>,
+    policy: Policy,
+    inflight: ArcSwap<Inflight>,
+    breakers: BreakerBoard,
+    clock: Clock,
+    /// Seeds of the generators that decisions draw from, one each.
+    seed: AtomicU64,
+    metrics: Metrics,
+}
+
+impl Router {
+    /// A router over a view that others keep. `seed` makes its draws its own.
+    pub(crate) fn new(
+        view: Arc<ArcSwap<GridView>>,
+        policy: Policy,
+        retry: &RetryTable,
+        (clock, seed): (Clock, u64),
+        metrics: Metrics,
+    ) -> Self {
+        Self(Arc::new(Shared {
+            view,
+            policy,
+            inflight: ArcSwap::default(),
+            breakers: BreakerBoard::new(retry),
+            clock,
+            seed: AtomicU64::new(seed),
+            metrics,
+        }))
+    }
+
+    /// Decides where a request goes; `tried` sites are passed over.
+    pub(crate) fn route(&self, input: &mut RouteInput, tried: &[SiteId]) -> Decision {
+        let started = self.now();
+        let view = self.0.view.load();
+        input.chains.hash_for(&view, input.model.id());
+        let rules: Vec<&SiteRules> = input.rules.iter().collect();
+        let request = RouteRequest {
+            model: &input.model,
+            chains: &input.chains,
+            body_bytes: input.body_bytes,
+            affinity: input.affinity,
+            exclude: tried,
+            rules: &rules,
+        };
+        let local = Local {
+            policy: &self.0.policy,
+            inflight: &self.0.inflight.load(),
+            breakers: &self.0.breakers.snapshot(),
+        };
+        let mut rng = self.generator();
+        let decision = decide(&view, &request, &local, started, &mut rng);
+        let spent = self.now().saturating_since(started);
+        self.0.metrics.decided(&decision, spent.as_secs_f64());
+        debug!(model = %input.model, %decision, "Decided");
+        decision
+    }
+
+    /// Begins what was decided: numbers the request and counts it from now on.
+    ///
+    /// `None` if the relay's breaker lets one trial through and another request is that: the
+    /// site is then to be treated like one that was tried.
+    pub(crate) fn dispatch(&self, choice: &Choice, model: ModelId) -> Option<Dispatch> {
+        Dispatch::begin(self, choice, model)
+    }
+
+    /// The view as it is now.
+    pub(crate) fn view(&self) -> Guard<Arc<GridView>> {
+        self.0.view.load()
+    }
+
+    /// What the breakers let through.
+    pub(crate) fn breakers(&self) -> Guard<Arc<Breakers>> {
+        self.0.breakers.snapshot()
+    }
+
+    /// Own requests at a relay that have not ended.
+    pub(crate) fn open_requests(&self, relay: &RelayId) -> u32 {
+        let inflight = self.0.inflight.load();
+        inflight.lane(relay).map_or(0, |lane| lane.open_requests())
+    }
+
+    /// The time that ages in the view are measured by.
+    pub(crate) fn now(&self) -> Instant {
+        self.0.clock.now()
+    }
+
+    /// A generator of this decision's own, so that decisions share no lock for their luck.
+    fn generator(&self) -> SmallRng {
+        const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+        SmallRng::seed_from_u64(self.0.seed.fetch_add(GOLDEN, Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests;

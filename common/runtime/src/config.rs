@@ -138,6 +138,11 @@ pub fn parse<T: DeserializeOwned>(
     table.try_into().map_err(|error| key_error(&error))
 }
 
+/// A configuration as TOML, with every value that holds: what `--check` prints.
+pub fn render<T: Serialize>(config: &T) -> String {
+    toml::to_string(config).expect("a configuration was read from TOML, so it can be written")
+}
+
 fn line_of(text: &str, at: usize) -> usize {
     1 + text.bytes().take(at).filter(|b| *b == b'\n').count()
 }

@@ -1,0 +1,432 @@
+//! `GET /kvgrid/v1/sites`: what this edge knows of each site and pool.
+//!
+//! ```json
+//! {
+//!   "edge": "eu-1",
+//!   "sites": [{
+//!     "site": "fra",
+//!     "region": "eu",
+//!     "labels": {"country": "de"},
+//!     "alive": true,
+//!     "breaker": "closed",
+//!     "relays": [{
+//!       "id": "fra-1", "connected": true, "draining": false, "rtt_ms": 4.1,
+//!       "path_bytes_per_s": null, "window_bytes": 14720,
+//!       "breaker": "closed", "in_flight": 0
+//!     }],
+//!     "models": [{
+//!       "name": "tiny-chat", "ready": true,
+//!       "card": {
+//!         "digest": "6ca1...", "usable": true, "block_size": 16, "format": "standard",
+//!         "capacity_blocks": 4096, "context_length": 8192
+//!       }
+//!     }],
+//!     "pools": [{
+//!       "id": "0c5d2ae1a07d7bbf", "model": "tiny-chat", "source": "engines",
+//!       "block_size": 16, "format": "standard", "tier": "device", "closed": true,
+//!       "state": "live", "stale_ms": null,
+//!       "epoch": "4f2a0001", "sequence": 17, "blocks": 1250, "completeness": "whole",
+//!       "applied": [{"publisher": "0000000000000001", "sequence": 311}],
+//!       "syncing": null
+//!     }],
+//!     "load": {
+//!       "relays": [{"id": "fra-1", "age_ms": 52.0, "echo": 12}],
+//!       "models": [{
+//!         "model": "tiny-chat",
+//!         "engines": {
+//!           "ranks": 1, "age_ms": 410.0, "running": 0, "waiting": 0, "kv_use": 0.12,
+//!           "foreign": {"requests": 0, "waiting": 0, "waiting_tokens": null}
+//!         },
+//!         "gateway": {
+//!           "age_ms": 52.0, "in_flight": 0, "queued_tokens": 0, "arrivals_per_s": 0.5,
+//!           "prefill_ms_per_token": null
+//!         }
+//!       }]
+//!     }
+//!   }]
+//! }
+//! ```
+//!
+//! - 64-bit names (pool, publisher) are 16 hexadecimal digits and epochs hexadecimal without
+//!   leading zeros, since JSON readers round large numbers; sequences are numbers.
+//! - `state` is `empty`, `syncing`, `live` or `stale`; `completeness` is `whole`, `partial`,
+//!   `incomplete` or `none`.
+//! - `breaker` is `closed`, `half_open` (the next request is a trial) or `open`: of a relay the
+//!   worst over the site's models, of a site the best over its relays.
+//! - `applied` says of each of the source's publishers the last sequence that can be searched
+//!   here: whatever it published up to that is in the replica.
+//! - A model whose name the site's catalog does not tell is shown by its id, as digits.
+//! - What is not known is `null`, never zero. Ages are as of the answer.
+
+use std::collections::BTreeMap;
+
+use kvgrid_core::block::HashFormat;
+use kvgrid_core::event::Tier;
+use kvgrid_core::load::{EngineSum, GatewaySum, ModelLoad, SiteLoad};
+use kvgrid_core::replication::{Completeness, ReplicaState};
+use kvgrid_core::view::{CardInfo, ModelView, PoolView, RelayView, SiteView};
+use kvgrid_core::{EdgeId, Instant, ModelId};
+use serde::Serialize;
+
+use crate::route::Router;
+
+/// The page as JSON.
+pub(super) fn page(edge: &EdgeId, router: &Router) -> String {
+    let view = router.view();
+    let now = router.now();
+    let page = Page {
+        edge: edge.as_str(),
+        sites: view
+            .sites()
+            .iter()
+            .map(|site| Site::of(site, router, now))
+            .collect(),
+    };
+    serde_json::to_string(&page).expect("the page is plain data with text keys")
+}
+
+#[derive(Serialize)]
+struct Page<'a> {
+    edge: &'a str,
+    sites: Vec<Site<'a>>,
+}
+
+#[derive(Serialize)]
+struct Site<'a> {
+    site: &'a str,
+    region: Option<&'a str>,
+    labels: BTreeMap<&'a str, &'a str>,
+    alive: bool,
+    breaker: Breaker,
+    relays: Vec<Relay<'a>>,
+    models: Vec<Model<'a>>,
+    pools: Vec<Pool<'a>>,
+    load: Load<'a>,
+}
+
+#[derive(Serialize)]
+struct Relay<'a> {
+    id: &'a str,
+    connected: bool,
+    draining: bool,
+    rtt_ms: f64,
+    path_bytes_per_s: Option<f64>,
+    window_bytes: Option<u64>,
+    breaker: Breaker,
+    in_flight: u32,
+}
+
+#[derive(Serialize)]
+struct Model<'a> {
+    name: &'a str,
+    ready: bool,
+    card: Option<Card>,
+}
+
+#[derive(Serialize)]
+struct Card {
+    digest: String,
+    usable: bool,
+    block_size: u32,
+    format: &'static str,
+    capacity_blocks: Option<u64>,
+    context_length: Option<u32>,
+}
+
+#[derive(Serialize)]
+struct Pool<'a> {
+    id: String,
+    model: String,
+    source: &'a str,
+    block_size: u32,
+    format: &'static str,
+    tier: &'static str,
+    closed: bool,
+    state: &'static str,
+    stale_ms: Option<f64>,
+    epoch: Option<String>,
+    sequence: u64,
+    blocks: u64,
+    completeness: &'static str,
+    applied: Vec<Applied>,
+    syncing: Option<Transfer>,
+}
+
+#[derive(Serialize)]
+struct Applied {
+    publisher: String,
+    sequence: u64,
+}
+
+#[derive(Serialize)]
+struct Transfer {
+    epoch: String,
+    missing_chunks: u32,
+    chunks: u32,
+}
+
+#[derive(Serialize)]
+struct Load<'a> {
+    relays: Vec<Echo<'a>>,
+    models: Vec<LoadOfModel>,
+}
+
+#[derive(Serialize)]
+struct Echo<'a> {
+    id: &'a str,
+    age_ms: f64,
+    echo: u64,
+}
+
+#[derive(Serialize)]
+struct LoadOfModel {
+    model: String,
+    engines: Option<Engines>,
+    gateway: Option<Gateway>,
+}
+
+#[derive(Serialize)]
+struct Engines {
+    ranks: u32,
+    age_ms: f64,
+    running: u32,
+    waiting: u32,
+    kv_use: Option<f32>,
+    foreign: Foreign,
+}
+
+#[derive(Serialize)]
+struct Foreign {
+    requests: u32,
+    waiting: u32,
+    waiting_tokens: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Gateway {
+    age_ms: f64,
+    in_flight: u32,
+    queued_tokens: u64,
+    arrivals_per_s: f32,
+    prefill_ms_per_token: Option<f32>,
+}
+
+impl<'a> Site<'a> {
+    fn of(site: &'a SiteView, router: &Router, now: Instant) -> Self {
+        let relays: Vec<Relay<'a>> = site
+            .relays
+            .iter()
+            .map(|relay| Relay::of(relay, site, router, now))
+            .collect();
+        Self {
+            site: site.site.as_str(),
+            region: site.region.as_ref().map(|region| region.as_str()),
+            labels: site.labels.iter().collect(),
+            alive: site.alive,
+            // The best of its relays', which are what a request can choose from.
+            breaker: relays
+                .iter()
+                .map(|relay| relay.breaker)
+                .min()
+                .unwrap_or(Breaker::Closed),
+            relays,
+            models: site.models.iter().map(Model::of).collect(),
+            pools: site
+                .pools
+                .iter()
+                .map(|pool| Pool::of(pool, site, now))
+                .collect(),
+            load: Load::of(&site.load, site, now),
+        }
+    }
+}
+
+impl<'a> Relay<'a> {
+    fn of(relay: &'a RelayView, site: &SiteView, router: &Router, now: Instant) -> Self {
+        Self {
+            id: relay.id.as_str(),
+            connected: relay.connected,
+            draining: relay.draining,
+            rtt_ms: relay.rtt.as_secs_f64() * 1000.0,
+            path_bytes_per_s: relay.path_rate,
+            window_bytes: relay.window,
+            breaker: breaker(relay, site, router, now),
+            in_flight: router.open_requests(&relay.id),
+        }
+    }
+}
+
+impl<'a> Model<'a> {
+    fn of(model: &'a ModelView) -> Self {
+        Self {
+            name: model.name.as_str(),
+            ready: model.ready,
+            card: model.card.as_ref().map(Card::of),
+        }
+    }
+}
+
+impl Card {
+    fn of(card: &CardInfo) -> Self {
+        Self {
+            digest: card.digest.to_string(),
+            usable: card.usable,
+            block_size: card.block_size.get(),
+            format: format_name(card.format),
+            capacity_blocks: card.capacity_blocks,
+            context_length: card.context_length.map(|tokens| tokens.get()),
+        }
+    }
+}
+
+impl<'a> Pool<'a> {
+    fn of(pool: &'a PoolView, site: &SiteView, now: Instant) -> Self {
+        let replica = &pool.replica;
+        let stale_ms = match replica.state {
+            ReplicaState::Stale { since } => Some(age_ms(since, now)),
+            ReplicaState::Empty | ReplicaState::Syncing | ReplicaState::Live => None,
+        };
+        let applied = |(publisher, sequence): &(u64, u64)| Applied {
+            publisher: format!("{publisher:016x}"),
+            sequence: *sequence,
+        };
+        Self {
+            id: format!("{:016x}", pool.id.0),
+            model: model_name(site, pool.model),
+            source: &pool.source,
+            block_size: pool.block_size.get(),
+            format: format_name(pool.format),
+            tier: tier_name(pool.tier),
+            closed: pool.closed,
+            state: state_name(replica.state),
+            stale_ms,
+            epoch: replica.epoch.map(|epoch| epoch.to_string()),
+            sequence: replica.seq.0,
+            blocks: replica.blocks,
+            completeness: completeness_name(replica.completeness),
+            applied: replica.applied.iter().map(applied).collect(),
+            syncing: replica.syncing.map(|syncing| Transfer {
+                epoch: syncing.epoch.to_string(),
+                missing_chunks: syncing.missing,
+                chunks: syncing.chunks,
+            }),
+        }
+    }
+}
+
+impl<'a> Load<'a> {
+    fn of(load: &'a SiteLoad, site: &SiteView, now: Instant) -> Self {
+        let echo = |part: &'a kvgrid_core::load::RelayEcho| Echo {
+            id: part.relay.as_str(),
+            age_ms: age_ms(part.at, now),
+            echo: part.echo,
+        };
+        let of_model = |load: &ModelLoad| LoadOfModel {
+            model: model_name(site, load.model),
+            engines: load.engines.map(|sum| Engines::of(&sum, now)),
+            gateway: load.gateway.map(|sum| Gateway::of(&sum, now)),
+        };
+        Self {
+            relays: load.relays.iter().map(echo).collect(),
+            models: load.models.iter().map(of_model).collect(),
+        }
+    }
+}
+
+impl Engines {
+    fn of(sum: &EngineSum, now: Instant) -> Self {
+        Self {
+            ranks: sum.ranks,
+            age_ms: age_ms(sum.at, now),
+            running: sum.running,
+            waiting: sum.waiting,
+            kv_use: sum.kv_use,
+            foreign: Foreign {
+                requests: sum.foreign.requests,
+                waiting: sum.foreign.waiting,
+                waiting_tokens: sum.foreign.waiting_tokens,
+            },
+        }
+    }
+}
+
+impl Gateway {
+    fn of(sum: &GatewaySum, now: Instant) -> Self {
+        Self {
+            age_ms: age_ms(sum.at, now),
+            in_flight: sum.load.in_flight,
+            queued_tokens: sum.load.queued_tokens,
+            arrivals_per_s: sum.load.arrivals_per_s,
+            prefill_ms_per_token: sum.load.prefill_ms_per_token,
+        }
+    }
+}
+
+/// A breaker's state, the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Breaker {
+    Closed,
+    HalfOpen,
+    Open,
+}
+
+/// The worst of a relay's breakers, over the models that its site lists.
+fn breaker(relay: &RelayView, site: &SiteView, router: &Router, now: Instant) -> Breaker {
+    let breakers = router.breakers();
+    let state = |model: &ModelView| match breakers.until(&relay.id, model.id) {
+        None => Breaker::Closed,
+        Some(until) if until <= now => Breaker::HalfOpen,
+        Some(_) => Breaker::Open,
+    };
+    site.models
+        .iter()
+        .map(state)
+        .max()
+        .unwrap_or(Breaker::Closed)
+}
+
+fn age_ms(at: Instant, now: Instant) -> f64 {
+    now.saturating_since(at).as_secs_f64() * 1000.0
+}
+
+fn model_name(site: &SiteView, model: ModelId) -> String {
+    match site.model(model) {
+        Some(model) => model.name.to_string(),
+        None => format!("{:016x}", model.0),
+    }
+}
+
+const fn format_name(format: HashFormat) -> &'static str {
+    match format {
+        HashFormat::Standard => "standard",
+        HashFormat::Eagle => "eagle",
+    }
+}
+
+const fn tier_name(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Device => "device",
+        Tier::HostPinned => "host_pinned",
+        Tier::Disk => "disk",
+        Tier::External => "external",
+    }
+}
+
+const fn state_name(state: ReplicaState) -> &'static str {
+    match state {
+        ReplicaState::Empty => "empty",
+        ReplicaState::Syncing => "syncing",
+        ReplicaState::Live => "live",
+        ReplicaState::Stale { .. } => "stale",
+    }
+}
+
+const fn completeness_name(completeness: Completeness) -> &'static str {
+    match completeness {
+        Completeness::Whole => "whole",
+        Completeness::Partial => "partial",
+        Completeness::Incomplete => "incomplete",
+        Completeness::None => "none",
+    }
+}

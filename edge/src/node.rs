@@ -1,0 +1,136 @@
+//! An edge, assembled: what it is made of, in the order it starts and stops.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use kvgrid_certs::{CredentialsError, GridKeyError, NodeCredentials, read_grid_key};
+use kvgrid_core::EdgeId;
+use kvgrid_core::filter::MixKey;
+use kvgrid_core::view::GridView;
+use kvgrid_runtime::http::ListenError;
+use kvgrid_runtime::{
+    BindError, Clock, CloseReason, Node, NodeConfig, ReadyFile, Tasks, http, termination,
+};
+use thiserror::Error;
+use tracing::info;
+
+use crate::admin;
+use crate::config::Config;
+use crate::metrics::Metrics;
+use crate::route::Router;
+
+/// How long requests under way may go on once the edge is told to stop.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Why an edge did not start, or not stop in order. What had been started is stopped.
+#[derive(Debug, Error)]
+pub(crate) enum NodeError {
+    /// The certificate or its keys cannot be used; the configuration is at fault.
+    #[error("identity: {0}")]
+    Credentials(#[from] CredentialsError),
+    /// The grid's key cannot be used; the configuration is at fault.
+    #[error("identity.grid_key: {0}")]
+    GridKey(#[from] GridKeyError),
+    /// The certificate is a relay's; the configuration is at fault.
+    #[error("identity.cert: {0} is no edge's identity")]
+    NoEdge(String),
+    /// The UDP address cannot be had.
+    #[error("listen.quic: {0}")]
+    Quic(#[from] BindError),
+    /// A TCP address cannot be had.
+    #[error("{key}: {error}")]
+    Listen {
+        /// The key of the address.
+        key: &'static str,
+        /// What the system says.
+        error: ListenError,
+    },
+    /// The ready file cannot be written.
+    #[error("admin.ready_file: {0}")]
+    ReadyFile(io::Error),
+    /// The system gives no threads or signals.
+    #[error(transparent)]
+    System(io::Error),
+}
+
+impl NodeError {
+    /// Whether the configuration is at fault, so that starting again will not help.
+    pub(crate) const fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            Self::Credentials(_) | Self::GridKey(_) | Self::NoEdge(_)
+        )
+    }
+}
+
+/// Runs an edge until it is told to stop.
+pub(crate) fn run(config: Config) -> Result<(), NodeError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(NodeError::System)?;
+    runtime.block_on(serve(config))
+}
+
+async fn serve(config: Config) -> Result<(), NodeError> {
+    let tasks = Tasks::new();
+    let stop = termination(&tasks).map_err(NodeError::System)?;
+    let credentials = NodeCredentials::load(&config.identity.files())?;
+    let edge = edge_id(&credentials)?;
+    let _key = MixKey::from_bytes(&read_grid_key(&config.identity.grid_key)?);
+    let node = Node::bind(NodeConfig::new(config.listen.quic, credentials), &tasks)?;
+    let clients = listen("listen.client", config.listen.client)?;
+    let operators = listen("admin.listen", config.admin)?;
+    let bound = BTreeMap::from([
+        ("quic", node.local_addr()),
+        ("client", clients.local_addr().map_err(NodeError::System)?),
+        ("admin", operators.local_addr().map_err(NodeError::System)?),
+    ]);
+
+    let clock = Clock::start();
+    let view = Arc::new(ArcSwap::from_pointee(GridView::default()));
+    let (metrics, registry) = Metrics::new(Arc::clone(&view));
+    let router = Router::new(
+        Arc::clone(&view),
+        config.policy,
+        &config.retry,
+        (clock, seed()),
+        metrics.clone(),
+    );
+    let health = admin::health(view, config.quorum);
+    let admin = admin::admin(health, registry, edge.clone(), router);
+    tasks.spawn_vital("admin", admin.serve(operators, tasks.clone()));
+
+    let ready = config.ready_file.as_ref();
+    let ready = ready.map(|path| ReadyFile::write(path, &bound));
+    let _ready = ready.transpose().map_err(NodeError::ReadyFile)?;
+    info!(%edge, quic = %bound["quic"], client = %bound["client"], admin = %bound["admin"], "Started");
+
+    stop.await;
+    tasks.finish(GRACE).await;
+    node.close(CloseReason::Stopping).await;
+    info!("Stopped");
+    Ok(())
+}
+
+fn edge_id(credentials: &NodeCredentials) -> Result<EdgeId, NodeError> {
+    let identity = credentials.identity();
+    let edge = identity.as_edge().map(|(_, edge)| edge.clone());
+    edge.ok_or_else(|| NodeError::NoEdge(identity.uri()))
+}
+
+fn listen(
+    key: &'static str,
+    address: std::net::SocketAddr,
+) -> Result<tokio::net::TcpListener, NodeError> {
+    http::listen(address).map_err(|error| NodeError::Listen { key, error })
+}
+
+/// A number that differs from process to process, so that edges do not draw alike.
+fn seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}

@@ -1,0 +1,180 @@
+use std::time::Duration;
+
+use kvgrid_core::block::HashSeed;
+use kvgrid_core::label::Labels;
+use kvgrid_core::load::SiteLoad;
+use kvgrid_core::routing::Refusal;
+use kvgrid_core::view::{ModelView, RelayView, SiteView};
+
+use super::*;
+
+fn relay(name: &str) -> RelayId {
+    RelayId::new(&format!("{name}-1")).unwrap()
+}
+
+fn model() -> ModelName {
+    ModelName::new("m").unwrap()
+}
+
+fn site(name: &str, rtt_ms: u64) -> SiteView {
+    SiteView {
+        site: SiteId::new(name).unwrap(),
+        region: None,
+        labels: Labels::new(),
+        alive: true,
+        relays: vec![RelayView {
+            id: relay(name),
+            connected: true,
+            draining: false,
+            rtt: Duration::from_millis(rtt_ms),
+            path_rate: None,
+            window: None,
+        }],
+        models: vec![ModelView {
+            id: model().id(),
+            name: model(),
+            ready: true,
+            card: None,
+        }],
+        pools: Vec::new(),
+        load: SiteLoad::default(),
+    }
+}
+
+fn router() -> Router {
+    let sites = vec![site("fra", 4), site("iad", 90)];
+    let view = Arc::new(ArcSwap::from_pointee(GridView::new(sites)));
+    let (metrics, _) = Metrics::new(Arc::clone(&view));
+    let retry = RetryTable {
+        failures: 2,
+        breaker_min: Duration::from_secs(3600),
+        breaker_max: Duration::from_secs(3600),
+        ..RetryTable::default()
+    };
+    Router::new(
+        view,
+        Policy::default(),
+        &retry,
+        (Clock::start(), 1),
+        metrics,
+    )
+}
+
+fn input() -> RouteInput {
+    RouteInput {
+        model: model(),
+        chains: Chains::new(HashSeed::new(None, None)),
+        body_bytes: 400,
+        affinity: None,
+        rules: Vec::new(),
+    }
+}
+
+/// Routes a request and begins it.
+fn send(router: &Router) -> (Choice, Dispatch) {
+    let choice = router.route(&mut input(), &[]).outcome.unwrap();
+    let dispatch = router.dispatch(&choice, model().id()).unwrap();
+    (choice, dispatch)
+}
+
+#[test]
+fn requests_to_a_relay_are_numbered_from_one() {
+    let router = router();
+
+    let numbers: Vec<u64> = (0..3).map(|_| send(&router).1.number()).collect();
+
+    assert_eq!(numbers, [1, 2, 3]);
+}
+
+#[test]
+fn a_request_counts_from_its_dispatch_until_it_is_dropped() {
+    let router = router();
+
+    let (choice, dispatch) = send(&router);
+    assert_eq!(router.open_requests(&choice.relay), 1);
+
+    drop(dispatch);
+    assert_eq!(router.open_requests(&choice.relay), 0);
+}
+
+#[test]
+fn own_requests_in_the_queue_make_a_site_cost_more() {
+    let router = router();
+    let mut long = input();
+    // 4,300 tokens of prefill take as long as the way to the other site.
+    long.body_bytes = 4 * 4500;
+    let choice = router.route(&mut long, &[]).outcome.unwrap();
+    let mut first = router.dispatch(&choice, model().id()).unwrap();
+
+    let during = router.route(&mut input(), &[]).outcome.unwrap();
+    first.first_byte();
+    let after = router.route(&mut input(), &[]).outcome.unwrap();
+
+    assert_eq!(during.site.as_str(), "iad");
+    assert_eq!(after.site.as_str(), "fra");
+}
+
+#[test]
+fn a_relay_that_keeps_failing_gets_no_requests() {
+    let router = router();
+
+    for _ in 0..2 {
+        let (choice, mut dispatch) = send(&router);
+        assert_eq!(choice.site.as_str(), "fra");
+        dispatch.failed();
+    }
+
+    assert_eq!(send(&router).0.site.as_str(), "iad");
+    assert!(
+        !router
+            .breakers()
+            .allows(&relay("fra"), model().id(), router.now())
+    );
+}
+
+#[test]
+fn a_success_between_failures_keeps_the_breaker_closed() {
+    let router = router();
+
+    for _ in 0..4 {
+        send(&router).1.failed();
+        send(&router).1.succeeded();
+    }
+
+    assert_eq!(send(&router).0.site.as_str(), "fra");
+}
+
+#[test]
+fn requests_that_end_undecided_count_for_nothing() {
+    let router = router();
+
+    for _ in 0..10 {
+        drop(send(&router));
+    }
+
+    assert_eq!(send(&router).0.site.as_str(), "fra");
+}
+
+#[test]
+fn tried_sites_are_passed_over_until_none_is_left() {
+    let router = router();
+    let tried: Vec<SiteId> = ["fra", "iad"]
+        .iter()
+        .map(|site| SiteId::new(site).unwrap())
+        .collect();
+
+    let second = router.route(&mut input(), &tried[..1]).outcome.unwrap();
+    assert_eq!(second.site, tried[1]);
+    let none = router.route(&mut input(), &tried).outcome;
+    assert_eq!(none, Err(Refusal::Unavailable));
+}
+
+#[test]
+fn decisions_draw_from_different_generators() {
+    let router = router();
+    let draws: std::collections::BTreeSet<u64> = (0..10)
+        .map(|_| rand::Rng::next_u64(&mut router.generator()))
+        .collect();
+
+    assert_eq!(draws.len(), 10);
+}
