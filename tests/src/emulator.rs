@@ -74,7 +74,9 @@ impl Emulator {
             faults,
         });
         let listener = listen(config.listen)?;
-        emulator.addresses.insert("http", listener.local_addr()?);
+        emulator
+            .addresses
+            .insert("http".into(), listener.local_addr()?);
         let service = service_fn(move |request| site.clone().serve(request));
         let tasks = emulator.tasks.clone();
         emulator.spawn("http", serve(listener, LIMITS, tasks, service));
@@ -97,8 +99,8 @@ impl Emulator {
         }
         let block_size = config.engine.block_size.get();
         let (publisher, bound, replay) = Publisher::bind(&config.events, block_size).await?;
-        self.addresses.insert("publish", bound.publish);
-        self.addresses.insert("replay", bound.replay);
+        self.addresses.insert("publish".into(), bound.publish);
+        self.addresses.insert("replay".into(), bound.replay);
         self.spawn("replay", replay);
         Ok(Some(publisher))
     }

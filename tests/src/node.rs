@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Addresses by what listens there.
-pub type Addresses = BTreeMap<&'static str, SocketAddr>;
+pub type Addresses = BTreeMap<String, SocketAddr>;
 
 /// How long connections may take to end after a signal.
 const GRACE: Duration = Duration::from_secs(2);
@@ -76,8 +76,10 @@ async fn serve<D: Daemon>(config: D::Config) -> anyhow::Result<()> {
     let daemon = D::start(config).await?;
     let terminated = termination(daemon.tasks())?;
     // Removed at the end of this function, with the daemon.
+    let addresses = daemon.addresses();
+    let bound = addresses.iter().map(|(name, at)| (name.as_str(), *at));
     let _ready = ready_file
-        .map(|path| ReadyFile::write(&path, &daemon.addresses()))
+        .map(|path| ReadyFile::write(&path, &bound.collect()))
         .transpose()?;
     terminated.await;
     daemon.tasks().finish(GRACE).await;
