@@ -53,7 +53,7 @@ impl Emulator {
     /// Binds the sockets and serves from now on.
     pub async fn start(config: &EmulatorConfig) -> anyhow::Result<Self> {
         let prompter = match &config.model_dir {
-            Some(dir) => Prompter::load(dir)?,
+            Some(dir) => Prompter::load(dir, &config.model, config.engine.block_size)?,
             None => Prompter::without_model(),
         };
         let faults = Faults::default();

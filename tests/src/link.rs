@@ -149,8 +149,8 @@ impl Daemon for Links {
         let tasks = Tasks::new();
         let mut forwarders = Vec::new();
         for link in config.links {
-            let name = link.name.clone();
-            forwarders.push((name, Forwarder::start(link, &tasks)?));
+            let forwarder = Forwarder::start(&link, &tasks)?;
+            forwarders.push((link.name, forwarder));
         }
         Ok(Self { forwarders, tasks })
     }

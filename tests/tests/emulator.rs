@@ -118,6 +118,76 @@ async fn a_broken_body_is_a_bad_request() {
     assert_eq!(answer.status, StatusCode::BAD_REQUEST);
 }
 
+fn with_model(config: &mut EmulatorConfig) {
+    config.model_dir = Some(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/tiny-chat").into());
+}
+
+async fn chat(emulator: &Emulator, messages: &Value) -> Value {
+    let url = url(emulator, "/v1/chat/completions");
+    let body = json!({
+        "model": "tiny-chat",
+        "messages": messages,
+        "max_tokens": 33,
+        "nvext": {"extra_fields": ["prompt_token_ids"]},
+    });
+    let answer = Client::default().post(&url, &body).await.unwrap();
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text());
+    answer.json().unwrap()
+}
+
+#[tokio::test]
+async fn the_next_turn_of_a_chat_finds_the_answer_cached() {
+    let emulator = emulator(with_model).await;
+    let mut messages = json!([{"role": "user", "content": "the quick brown fox"}]);
+    let first = chat(&emulator, &messages).await;
+    let turns = messages.as_array_mut().unwrap();
+    turns.push(first["choices"][0]["message"].clone());
+    turns.push(json!({"role": "user", "content": "and again"}));
+
+    let second = chat(&emulator, &messages).await;
+
+    let prompt = first["usage"]["prompt_tokens"].as_u64().unwrap();
+    let ids = first["nvext"]["prompt_token_ids"].as_array().unwrap();
+    assert_eq!(prompt, ids.len() as u64);
+    // The last of the answer's 33 tokens was never fed back.
+    let cached = (prompt + 32) / 16 * 16;
+    assert_eq!(
+        second["usage"]["prompt_tokens_details"]["cached_tokens"],
+        cached
+    );
+}
+
+#[tokio::test]
+async fn text_and_its_ids_are_the_same_prompt() {
+    let emulator = emulator(with_model).await;
+    let text = "the quick brown fox jumps over the lazy dog ".repeat(20);
+    let body = json!({
+        "model": "tiny-chat", "prompt": text, "max_tokens": 1,
+        "nvext": {"extra_fields": ["prompt_token_ids"]},
+    });
+    let answer = complete(&emulator, &body).await.json().unwrap();
+    let ids: Vec<u32> =
+        serde_json::from_value(answer["nvext"]["prompt_token_ids"].clone()).unwrap();
+
+    let cached = cached_tokens(&emulator, &prompt(ids.iter().copied())).await;
+
+    assert_eq!(cached, (ids.len() as u64 - 1) / 16 * 16);
+}
+
+#[tokio::test]
+async fn text_for_a_site_without_a_tokenizer_is_a_bad_request() {
+    let emulator = emulator(|_| {}).await;
+
+    let answer = complete(&emulator, &json!({"model": "tiny-chat", "prompt": "hello"})).await;
+
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    let error = answer.json().unwrap()["error"]["message"].clone();
+    assert_eq!(
+        error,
+        "this site has no tokenizer: send one prompt of token ids"
+    );
+}
+
 async fn subscriber(emulator: &Emulator) -> SubSocket {
     let mut socket = SubSocket::new();
     let address = emulator.addresses()["publish"];

@@ -50,7 +50,7 @@ async fn echo_behind(link: LinkProperties, tasks: &Tasks) -> Forwarder {
         };
         token.run_until_cancelled(echo).await;
     });
-    Forwarder::start(config, tasks).unwrap()
+    Forwarder::start(&config, tasks).unwrap()
 }
 
 async fn client(forwarder: &Forwarder) -> UdpSocket {

@@ -13,6 +13,7 @@ use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
+use kvgrid_prompt::cache_namespace;
 use kvgrid_sim::Refusal;
 
 use super::answer::{AnswerBody, AnswerKind, Wording};
@@ -171,7 +172,8 @@ impl Site {
         headers: &HeaderMap,
         body: &Bytes,
     ) -> Result<Question, Plain> {
-        let tenant = headers.get("x-tenant-id").and_then(|id| id.to_str().ok());
+        let tenants = headers.get_all("x-tenant-id");
+        let tenant = cache_namespace(tenants.iter().filter_map(|id| id.to_str().ok()));
         let question = question::read(kind, body, tenant, &self.prompter, self.max_tokens)
             .await
             .map_err(|error| Plain::error(StatusCode::BAD_REQUEST, &error.to_string()))?;

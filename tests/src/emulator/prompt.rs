@@ -2,23 +2,26 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Context;
 use bytes::Bytes;
+use kvgrid_prompt::{Card, CardOptions, LoadOptions, Prompt};
 use serde::Deserialize;
-use thiserror::Error;
 
-/// Why a prompt can't be made into tokens. The client is at fault.
-#[derive(Debug, Error)]
-pub(super) enum PromptError {
-    /// The site has no tokenizer.
-    #[error("this site has no tokenizer: send token ids")]
-    NoTokenizer,
-}
+use super::answer::AnswerKind;
+use super::question::QuestionError;
+
+/// Bodies from this size on are read on a thread of their own: they take milliseconds, and
+/// the engine's timers must not wait for them.
+const LARGE: usize = 16 << 10;
 
 /// Turns prompts into tokens and tokens into text.
 pub(super) struct Prompter {
+    /// Absent at a site that only takes token ids.
+    model: Option<Arc<kvgrid_prompt::Prompter>>,
     words: BTreeMap<u32, String>,
 }
 
@@ -34,23 +37,33 @@ struct TokenizerModel {
 
 impl Prompter {
     /// Reads a model directory.
-    pub(super) fn load(dir: &Path) -> anyhow::Result<Self> {
-        let path = dir.join("tokenizer.json");
-        let words = std::fs::read(&path)
-            .map_err(anyhow::Error::from)
-            .and_then(|bytes| Ok(serde_json::from_slice::<TokenizerFile>(&bytes)?))
-            .with_context(|| format!("{} can't be read", path.display()))?
+    pub(super) fn load(dir: &Path, model: &str, block_size: NonZeroU32) -> anyhow::Result<Self> {
+        let unusable = || format!("{} is no usable model directory", dir.display());
+        let card = Card::from_model_dir(dir, CardOptions::new(model, block_size))
+            .with_context(unusable)?;
+        let tokenizer: TokenizerFile = card
+            .file("tokenizer.json")
+            .context("it has no tokenizer.json")
+            .and_then(|file| Ok(serde_json::from_slice(file)?))
+            .with_context(unusable)?;
+        let prompter =
+            kvgrid_prompt::Prompter::load(&card, &LoadOptions::default()).with_context(unusable)?;
+        let words = tokenizer
             .model
             .vocab
             .into_iter()
             .filter_map(|(token, id)| Some((id, word(&token)?)))
             .collect();
-        Ok(Self { words })
+        Ok(Self {
+            model: Some(Arc::new(prompter)),
+            words,
+        })
     }
 
     /// For a site that only takes token ids.
     pub(super) const fn without_model() -> Self {
         Self {
+            model: None,
             words: BTreeMap::new(),
         }
     }
@@ -69,14 +82,38 @@ impl Prompter {
         }
     }
 
-    /// Tokens of a chat request's body.
-    pub(super) async fn chat(&self, _body: &Bytes) -> Result<Vec<u32>, PromptError> {
-        Err(PromptError::NoTokenizer)
+    /// The prompt of a request's body.
+    pub(super) async fn prompt(
+        &self,
+        kind: AnswerKind,
+        body: &Bytes,
+        tenant: Option<&str>,
+    ) -> Result<Prompt, QuestionError> {
+        let Some(model) = &self.model else {
+            return Err(QuestionError::NoTokenizer);
+        };
+        if body.len() < LARGE {
+            return Ok(read(model, kind, body, tenant)?);
+        }
+        let (model, body, tenant) = (model.clone(), body.clone(), tenant.map(str::to_owned));
+        let reading =
+            tokio::task::spawn_blocking(move || read(&model, kind, &body, tenant.as_deref()));
+        match reading.await {
+            Ok(prompt) => Ok(prompt?),
+            Err(error) => Err(QuestionError::Panicked(error)),
+        }
     }
+}
 
-    /// Tokens of a completion's prompt.
-    pub(super) async fn text(&self, _text: &str) -> Result<Vec<u32>, PromptError> {
-        Err(PromptError::NoTokenizer)
+fn read(
+    model: &kvgrid_prompt::Prompter,
+    kind: AnswerKind,
+    body: &[u8],
+    tenant: Option<&str>,
+) -> Result<Prompt, kvgrid_prompt::PromptError> {
+    match kind {
+        AnswerKind::Chat => model.chat(body, tenant),
+        AnswerKind::Text => model.completion(body, tenant),
     }
 }
 

@@ -1,12 +1,13 @@
 //! What a client asks an emulated site, read from OpenAI's JSON.
 
 use bytes::Bytes;
+use kvgrid_prompt::PromptError;
 use kvgrid_sim::Request;
 use serde::Deserialize;
 use thiserror::Error;
 
 use super::answer::AnswerKind;
-use super::prompt::{PromptError, Prompter};
+use super::prompt::Prompter;
 
 /// A request body, understood.
 #[derive(Clone, Debug)]
@@ -31,26 +32,27 @@ impl Question {
     }
 }
 
-/// Why a body is no question. The client is at fault.
+/// Why a body is no question. But for the last one, the client is at fault.
 #[derive(Debug, Error)]
 pub(super) enum QuestionError {
     /// Not the JSON that the endpoint takes.
     #[error("the body is not valid: {0}")]
     Body(#[from] serde_json::Error),
-    /// Several prompts in one request.
-    #[error("several prompts in one request are not supported here")]
-    Several,
-    /// A completion without a prompt.
-    #[error("there is no prompt")]
-    Missing,
+    /// Text for a site without a model directory.
+    #[error("this site has no tokenizer: send one prompt of token ids")]
+    NoTokenizer,
     /// The prompt can't be made into tokens.
     #[error(transparent)]
     Prompt(#[from] PromptError),
+    /// The tokenizer broke down.
+    #[error("the tokenizer panicked: {0}")]
+    Panicked(tokio::task::JoinError),
 }
 
 #[derive(Deserialize)]
 struct Body {
     model: String,
+    /// Read again by the prompter when it is text.
     prompt: Option<Prompt>,
     max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
@@ -78,10 +80,8 @@ struct NvExt {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Prompt {
-    Text(String),
     Ids(Vec<u32>),
-    Texts(Vec<String>),
-    ManyIds(Vec<Vec<u32>>),
+    Other(serde::de::IgnoredAny),
 }
 
 /// Reads a body; `max_tokens` is for a client that does not say.
@@ -94,10 +94,21 @@ pub(super) async fn read(
 ) -> Result<Question, QuestionError> {
     let body: Body = serde_json::from_slice(bytes)?;
     let nvext = body.nvext.unwrap_or_default();
-    let tokens = match (nvext.token_data, kind) {
-        (Some(ids), _) => ids,
-        (None, AnswerKind::Chat) => prompter.chat(bytes).await?,
-        (None, AnswerKind::Text) => prompt_tokens(body.prompt, prompter).await?,
+    let ids = match (nvext.token_data, body.prompt) {
+        (Some(ids), _) | (None, Some(Prompt::Ids(ids))) => Some(ids),
+        (None, Some(Prompt::Other(_)) | None) => None,
+    };
+    // Ids need no tokenizer, so a site without one still serves them.
+    let (tokens, namespace) = match ids {
+        Some(ids) => {
+            let salt = nvext.cache_salt.or(body.cache_salt);
+            let namespace = tenant.map(str::to_owned).or(salt);
+            (ids, namespace.filter(|namespace| !namespace.is_empty()))
+        }
+        None => {
+            let prompt = prompter.prompt(kind, bytes, tenant).await?;
+            (prompt.tokens.to_vec(), prompt.namespace)
+        }
     };
     Ok(Question {
         model: body.model,
@@ -106,10 +117,7 @@ pub(super) async fn read(
             .max_completion_tokens
             .or(body.max_tokens)
             .unwrap_or(max_tokens),
-        namespace: tenant
-            .map(Into::into)
-            .or(nvext.cache_salt)
-            .or(body.cache_salt),
+        namespace,
         stream: body.stream,
         include_usage: body
             .stream_options
@@ -119,23 +127,4 @@ pub(super) async fn read(
             .iter()
             .any(|field| field == "prompt_token_ids"),
     })
-}
-
-async fn prompt_tokens(
-    prompt: Option<Prompt>,
-    prompter: &Prompter,
-) -> Result<Vec<u32>, QuestionError> {
-    let only = QuestionError::Several;
-    match prompt.ok_or(QuestionError::Missing)? {
-        Prompt::Ids(ids) => Ok(ids),
-        Prompt::Text(text) => Ok(prompter.text(&text).await?),
-        Prompt::Texts(texts) => match <[String; 1]>::try_from(texts) {
-            Ok([text]) => Ok(prompter.text(&text).await?),
-            Err(_) => Err(only),
-        },
-        Prompt::ManyIds(prompts) => match <[Vec<u32>; 1]>::try_from(prompts) {
-            Ok([ids]) => Ok(ids),
-            Err(_) => Err(only),
-        },
-    }
 }

@@ -58,7 +58,7 @@ pub struct Forwarder {
 
 impl Forwarder {
     /// Binds the client side and forwards from now on.
-    pub fn start(config: ForwarderConfig, tasks: &Tasks) -> anyhow::Result<Self> {
+    pub fn start(config: &ForwarderConfig, tasks: &Tasks) -> anyhow::Result<Self> {
         let name = &config.name;
         let socket = bind(config.listen)
             .with_context(|| format!("link {name}: {} can't be bound", config.listen))?;
