@@ -12,14 +12,17 @@
 //! While a restarted relay still recovers ([`Completeness::Partial`]), its new epoch is followed
 //! but not swapped in: the old one, stale, knows more.
 
+mod config;
 mod early;
 mod error;
+#[cfg(test)]
+mod inspect;
 mod retry;
 mod table;
 
-use core::time::Duration;
 use std::sync::Arc;
 
+pub use config::ReplicaConfig;
 use early::Early;
 pub use error::ReplicaError;
 use retry::Retry;
@@ -31,37 +34,6 @@ use super::message::{
 use super::view::{ReplicaFilter, ReplicaState, ReplicaView, Syncing};
 use crate::filter::MixKey;
 use crate::time::Instant;
-
-/// What a replica accepts.
-#[derive(Clone, Debug)]
-pub struct ReplicaConfig {
-    /// The grid's keys: one, or two during a rotation.
-    pub keys: Vec<Arc<MixKey>>,
-    /// Most chunks of a table, at 32 KiB each.
-    pub max_chunks: u32,
-    /// Most changes kept for chunks that are to come, at 24 bytes each; past it they come again.
-    pub max_kept: usize,
-    /// Most bytes of chunks kept that overtook their announcement; past it they come again.
-    pub max_early_bytes: usize,
-    /// Most source publishers of a pool.
-    pub max_sources: usize,
-    /// A transfer in which nothing arrives for so long is begun again.
-    pub stall_after: Duration,
-}
-
-impl ReplicaConfig {
-    /// The usual limits, with these keys.
-    pub const fn with_keys(keys: Vec<Arc<MixKey>>) -> Self {
-        Self {
-            keys,
-            max_chunks: 8_192,
-            max_kept: 1_000_000,
-            max_early_bytes: 8 * 1024 * 1024,
-            max_sources: 65_536,
-            stall_after: Duration::from_secs(30),
-        }
-    }
-}
 
 /// A pool's filter as an edge has it.
 #[derive(Debug)]
@@ -225,42 +197,6 @@ impl Replica {
                 key: Arc::clone(&table.key),
             }),
             syncing: self.syncing(),
-        }
-    }
-
-    /// Every class that readers can find, in order.
-    #[cfg(test)]
-    pub(super) fn classes(&self) -> Vec<crate::filter::Class> {
-        let Some(table) = &self.current else {
-            return Vec::new();
-        };
-        let chunks = 0..table.writer.geometry().chunks();
-        chunks
-            .flat_map(|chunk| table.writer.chunk_classes(chunk))
-            .collect()
-    }
-
-    /// Changes kept for chunks that are to come.
-    #[cfg(test)]
-    pub(super) fn kept(&self) -> usize {
-        let tables = self.current.iter().chain(&self.next);
-        tables.map(Table::kept).sum()
-    }
-
-    /// How often digests were found to disagree.
-    #[cfg(test)]
-    pub(super) const fn drifts(&self) -> u32 {
-        self.drifts
-    }
-
-    /// Changes the table behind the replica's back, as broken memory would.
-    #[cfg(test)]
-    pub(super) fn corrupt(&mut self, chain: crate::block::ChainHash) {
-        if let Some(table) = &mut self.current {
-            let class = table.writer.geometry().class(&table.key, chain);
-            if !table.writer.remove(class) {
-                let _ = table.writer.insert(class);
-            }
         }
     }
 
