@@ -14,7 +14,7 @@ use kvgrid_runtime::admin::AdminConfig;
 use kvgrid_runtime::config::{self, ConfigError, Environment, IdentityConfig};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use resolve::{Config, SourceSettings};
+pub(crate) use resolve::{CardSettings, Config, SourceSettings};
 
 mod resolve;
 #[cfg(test)]

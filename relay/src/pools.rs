@@ -1,1 +1,3 @@
 //! Pools: residency feeding publishers.
+
+mod pool;

@@ -67,3 +67,14 @@ pub enum KvEvent {
     /// The worker holds nothing any more, on any tier.
     Cleared,
 }
+
+impl KvEvent {
+    /// How many blocks the event names.
+    pub fn blocks(&self) -> usize {
+        match self {
+            Self::Stored { blocks, .. } => blocks.len(),
+            Self::Removed { blocks, .. } => blocks.len(),
+            Self::Cleared => 0,
+        }
+    }
+}

@@ -178,7 +178,7 @@ impl Residency {
     }
 
     /// The published set, drained or not, in no particular order.
-    pub fn published(&self) -> impl Iterator<Item = ChainHash> {
+    pub fn published(&self) -> impl Iterator<Item = ChainHash> + Clone {
         self.published.iter()
     }
 

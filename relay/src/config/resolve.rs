@@ -118,7 +118,8 @@ impl ConfigFile {
 }
 
 impl CardSettings {
-    fn of(table: &CardTable) -> Result<Self, ConfigError> {
+    /// What a table means.
+    pub(crate) fn of(table: &CardTable) -> Result<Self, ConfigError> {
         let model = model_name("card.model", &table.model)?;
         let mut options = CardOptions::new(model.as_str(), table.block_size);
         options.eagle = table.eagle;

@@ -46,7 +46,7 @@ impl Published {
         self.chains[index].hash
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = ChainHash> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = ChainHash> + Clone {
         (0..self.chains.places())
             .filter_map(|place| self.chains.index(place))
             .map(|index| &self.chains[index])

@@ -1,0 +1,273 @@
+//! One pool: what its source's feeds have told, as residency and completeness.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use kvgrid_core::Instant;
+use kvgrid_core::event::engine::Refusals;
+use kvgrid_core::event::{Tier, WorkerKey};
+use kvgrid_core::replication::Completeness;
+use kvgrid_core::residency::{Residency, ResidencyConfig};
+
+use crate::config::LimitsTable;
+use crate::sources::{FeedState, SourceEvent};
+
+/// What is to be told once the residency has done its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Then {
+    /// Nothing.
+    Nothing,
+    /// The publisher's messages up to this sequence are applied.
+    Applied {
+        /// Which life of which publisher.
+        publisher: u64,
+        /// Its own count.
+        sequence: u64,
+    },
+    /// The publisher is gone.
+    Forget {
+        /// Which life of which publisher.
+        publisher: u64,
+    },
+}
+
+/// What one source's workers hold on their accelerators.
+pub(super) struct Pool {
+    pub(super) residency: Residency,
+    feeds: Vec<FeedState>,
+    /// Ranks that a publisher has spoken for.
+    ranks: BTreeMap<u64, BTreeSet<u32>>,
+    max_ranks: usize,
+    partial_after: Duration,
+    /// Since when the pool is not whole.
+    partial_since: Option<Instant>,
+    /// Messages that were applied.
+    pub(super) batches: u64,
+    /// Blocks that the messages stored or removed.
+    pub(super) blocks: u64,
+    /// What could not be used of them.
+    pub(super) refused: Refusals,
+}
+
+impl Pool {
+    /// A pool of `feeds` feeds that have told nothing yet.
+    pub(super) fn new(feeds: usize, limits: &LimitsTable, now: Instant) -> Self {
+        Self {
+            residency: Residency::new(ResidencyConfig {
+                tier: Tier::Device,
+                max_entries: limits.entries,
+                max_workers: limits.workers,
+            }),
+            feeds: vec![FeedState::Connecting; feeds],
+            ranks: BTreeMap::new(),
+            max_ranks: usize::from(limits.workers),
+            partial_after: limits.partial_after,
+            partial_since: Some(now),
+            batches: 0,
+            blocks: 0,
+            refused: Refusals::default(),
+        }
+    }
+
+    /// Queues an event in the residency.
+    pub(super) fn handle(&mut self, event: SourceEvent, now: Instant) -> Then {
+        match event {
+            SourceEvent::Feed { feed, state } => {
+                if let Some(known) = self.feeds.get_mut(feed.endpoint) {
+                    *known = state;
+                }
+                self.note_whether_whole(now);
+                Then::Nothing
+            }
+            SourceEvent::PublisherGone { publisher, .. } => {
+                for rank in self.ranks.remove(&publisher).unwrap_or_default() {
+                    self.residency.drop_worker(WorkerKey { publisher, rank });
+                }
+                Then::Forget { publisher }
+            }
+            SourceEvent::Batch {
+                worker,
+                sequence,
+                events,
+                refused,
+                ..
+            } => {
+                self.batches += 1;
+                self.refused.add(&refused);
+                let ranks = self.ranks.entry(worker.publisher).or_default();
+                if ranks.len() < self.max_ranks || ranks.contains(&worker.rank) {
+                    ranks.insert(worker.rank);
+                    for event in events {
+                        self.blocks += event.blocks() as u64;
+                        self.residency.apply(worker, event);
+                    }
+                }
+                Then::Applied {
+                    publisher: worker.publisher,
+                    sequence,
+                }
+            }
+        }
+    }
+
+    /// How much the pool knows at `now`.
+    pub(super) fn completeness(&self, now: Instant) -> Completeness {
+        match self.partial_since {
+            None => Completeness::Whole,
+            Some(since) if now.saturating_since(since) >= self.partial_after => {
+                Completeness::Incomplete
+            }
+            Some(_) => Completeness::Partial,
+        }
+    }
+
+    /// When the completeness changes by itself.
+    pub(super) fn incomplete_at(&self, now: Instant) -> Option<Instant> {
+        let at = self.partial_since? + self.partial_after;
+        (at > now).then_some(at)
+    }
+
+    /// Feeds that have not found out yet whether there is a publisher.
+    pub(super) fn connecting(&self) -> usize {
+        let connecting = |state: &&FeedState| **state == FeedState::Connecting;
+        self.feeds.iter().filter(connecting).count()
+    }
+
+    /// Feeds in this state.
+    pub(super) fn feeds_in(&self, state: FeedState) -> usize {
+        self.feeds.iter().filter(|feed| **feed == state).count()
+    }
+
+    fn note_whether_whole(&mut self, now: Instant) {
+        let known = |state: &FeedState| matches!(state, FeedState::Whole | FeedState::Gone);
+        if self.feeds.iter().all(known) {
+            self.partial_since = None;
+        } else {
+            self.partial_since.get_or_insert(now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvgrid_core::block::BlockHash;
+    use kvgrid_core::event::{EngineHash, KvEvent, StoredBlock};
+
+    use super::*;
+    use crate::sources::FeedId;
+
+    fn feed(endpoint: usize) -> FeedId {
+        FeedId {
+            source: 0,
+            endpoint,
+        }
+    }
+
+    fn at(seconds: u64) -> Instant {
+        Instant::from_micros(seconds * 1_000_000)
+    }
+
+    fn pool(feeds: usize) -> Pool {
+        Pool::new(feeds, &LimitsTable::default(), at(0))
+    }
+
+    fn stored(publisher: u64, rank: u32, sequence: u64, local: u64) -> SourceEvent {
+        SourceEvent::Batch {
+            feed: feed(0),
+            worker: WorkerKey { publisher, rank },
+            sequence,
+            events: vec![KvEvent::Stored {
+                parent: None,
+                tier: Tier::Device,
+                blocks: vec![StoredBlock {
+                    engine: EngineHash(local + 1000),
+                    local: BlockHash(local),
+                }],
+            }],
+            refused: Refusals::default(),
+        }
+    }
+
+    impl Pool {
+        fn published(&mut self) -> Vec<u64> {
+            while self.residency.step(1000) {}
+            let mut chains: Vec<_> = self.residency.published().map(|chain| chain.0).collect();
+            chains.sort_unstable();
+            chains
+        }
+    }
+
+    #[test]
+    fn a_batch_is_applied_and_says_so() {
+        let mut pool = pool(1);
+
+        let then = pool.handle(stored(7, 0, 42, 1), at(0));
+
+        let (publisher, sequence) = (7, 42);
+        assert_eq!(
+            then,
+            Then::Applied {
+                publisher,
+                sequence
+            }
+        );
+        assert_eq!(pool.published(), [1]);
+        assert_eq!((pool.batches, pool.blocks), (1, 1));
+    }
+
+    #[test]
+    fn a_gone_publisher_takes_all_its_ranks_along() {
+        let mut pool = pool(1);
+        pool.handle(stored(7, 0, 0, 1), at(0));
+        pool.handle(stored(7, 1, 1, 2), at(0));
+        pool.handle(stored(8, 0, 0, 3), at(0));
+
+        let (feed, publisher) = (feed(0), 7);
+        let then = pool.handle(SourceEvent::PublisherGone { feed, publisher }, at(0));
+
+        assert_eq!(then, Then::Forget { publisher });
+        assert_eq!(pool.published(), [3]);
+    }
+
+    #[test]
+    fn a_pool_is_whole_when_every_feed_is_whole_or_gone() {
+        let mut pool = pool(2);
+        let tell = |pool: &mut Pool, endpoint, state| {
+            let feed = feed(endpoint);
+            pool.handle(SourceEvent::Feed { feed, state }, at(1));
+            pool.completeness(at(1))
+        };
+
+        assert_eq!(pool.completeness(at(1)), Completeness::Partial);
+        assert_eq!(tell(&mut pool, 0, FeedState::Whole), Completeness::Partial);
+        assert_eq!(tell(&mut pool, 1, FeedState::Gone), Completeness::Whole);
+        assert_eq!(
+            tell(&mut pool, 1, FeedState::Partial),
+            Completeness::Partial
+        );
+    }
+
+    #[test]
+    fn a_pool_that_stays_partial_is_incomplete_in_the_end() {
+        let pool = pool(1);
+
+        assert_eq!(pool.completeness(at(599)), Completeness::Partial);
+        assert_eq!(pool.incomplete_at(at(599)), Some(at(600)));
+        assert_eq!(pool.completeness(at(600)), Completeness::Incomplete);
+        assert_eq!(pool.incomplete_at(at(600)), None);
+    }
+
+    #[test]
+    fn ranks_past_the_limit_are_not_followed() {
+        let limits = LimitsTable {
+            workers: 1,
+            ..LimitsTable::default()
+        };
+        let mut pool = Pool::new(1, &limits, at(0));
+        pool.handle(stored(7, 0, 0, 1), at(0));
+
+        pool.handle(stored(7, 1, 1, 2), at(0));
+
+        assert_eq!(pool.published(), [1]);
+    }
+}
