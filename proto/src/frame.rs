@@ -168,8 +168,8 @@ mod tests {
     fn subscribe(pool: u64) -> Subscribe {
         Subscribe {
             pool_id: pool,
-            epoch: 7,
-            sequence: 300,
+            subscription: 300,
+            ..Subscribe::default()
         }
     }
 

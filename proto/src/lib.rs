@@ -2,6 +2,21 @@
 
 pub mod frame;
 
+mod catalog;
+mod convert;
+mod load;
+mod replication;
+
+pub use catalog::{
+    card_digest_from_wire, model_from_wire, model_to_wire, pool_from_wire, pool_to_wire,
+};
+pub use convert::ConvertError;
+pub use load::{load_from_wire, load_to_wire};
+pub use replication::{
+    audit_from_wire, chunk_from_wire, chunk_to_wire, frame_from_wire, frame_to_wire,
+    request_to_wire, subscribe_from_wire,
+};
+
 /// Messages generated from `kvgrid.proto`; its comments are their documentation.
 pub mod v1 {
     #![allow(

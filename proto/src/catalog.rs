@@ -1,0 +1,224 @@
+//! A relay's catalog on the wire: its models and its pools.
+
+use std::num::NonZeroU32;
+
+use bytes::Bytes;
+use kvgrid_core::block::HashFormat;
+use kvgrid_core::event::Tier;
+use kvgrid_core::replication::ReplicaView;
+use kvgrid_core::view::{CardDigest, CardInfo, ModelView, PoolView};
+use kvgrid_core::{ModelId, ModelName, PoolId};
+
+use crate::convert::ConvertError;
+use crate::v1;
+
+/// Longest name of a source.
+const SOURCE_LIMIT: usize = 256;
+
+/// A model, as the relay writes it.
+pub fn model_to_wire(model: &ModelView) -> v1::Model {
+    let wire = v1::Model {
+        name: model.name.as_str().into(),
+        ready: model.ready,
+        ..v1::Model::default()
+    };
+    let Some(card) = &model.card else {
+        return wire;
+    };
+    v1::Model {
+        card_digest: Bytes::copy_from_slice(&card.digest.0),
+        block_size: card.block_size.get(),
+        hash_format: format_to_wire(card.format).into(),
+        capacity_blocks: card.capacity_blocks.unwrap_or(0),
+        context_length: card.context_length.map_or(0, NonZeroU32::get),
+        ..wire
+    }
+}
+
+/// A model, as the edge reads it. Whether its card can be used is for the edge to say.
+pub fn model_from_wire(wire: &v1::Model) -> Result<ModelView, ConvertError> {
+    let name =
+        ModelName::new(&wire.name).map_err(|error| ConvertError::invalid("model.name", error))?;
+    let card = if wire.card_digest.is_empty() {
+        None
+    } else {
+        Some(CardInfo {
+            digest: card_digest_from_wire(&wire.card_digest)?,
+            block_size: block_size(wire.block_size, "model.block_size")?,
+            format: format_from_wire(wire.hash_format(), "model.hash_format")?,
+            capacity_blocks: Some(wire.capacity_blocks).filter(|blocks| *blocks > 0),
+            context_length: NonZeroU32::new(wire.context_length),
+            usable: false,
+        })
+    };
+    Ok(ModelView {
+        id: name.id(),
+        name,
+        ready: wire.ready,
+        card,
+    })
+}
+
+/// A pool, as the relay writes it; its replica is not part of it.
+pub fn pool_to_wire(pool: &PoolView) -> v1::Pool {
+    v1::Pool {
+        pool_id: pool.id.0,
+        model_id: pool.model.0,
+        source: pool.source.as_ref().into(),
+        block_size: pool.block_size.get(),
+        hash_format: format_to_wire(pool.format).into(),
+        tier: tier_to_wire(pool.tier).into(),
+        closed: pool.closed,
+    }
+}
+
+/// A pool, as the edge reads it, with an empty replica.
+pub fn pool_from_wire(wire: &v1::Pool) -> Result<PoolView, ConvertError> {
+    if wire.source.len() > SOURCE_LIMIT {
+        let why = format!("{} bytes, more than {SOURCE_LIMIT}", wire.source.len());
+        return Err(ConvertError::invalid("pool.source", why));
+    }
+    Ok(PoolView {
+        id: PoolId(wire.pool_id),
+        model: ModelId(wire.model_id),
+        source: wire.source.as_str().into(),
+        block_size: block_size(wire.block_size, "pool.block_size")?,
+        format: format_from_wire(wire.hash_format(), "pool.hash_format")?,
+        tier: tier_from_wire(wire.tier())?,
+        closed: wire.closed,
+        replica: ReplicaView::default(),
+    })
+}
+
+/// The name of a card, as either end reads it.
+pub fn card_digest_from_wire(bytes: &[u8]) -> Result<CardDigest, ConvertError> {
+    CardDigest::from_slice(bytes).ok_or_else(|| {
+        let why = format!("{} bytes instead of 32", bytes.len());
+        ConvertError::invalid("card digest", why)
+    })
+}
+
+fn block_size(wire: u32, field: &'static str) -> Result<NonZeroU32, ConvertError> {
+    NonZeroU32::new(wire).ok_or_else(|| ConvertError::invalid(field, "0 tokens make no block"))
+}
+
+fn format_to_wire(format: HashFormat) -> v1::HashFormat {
+    match format {
+        HashFormat::Standard => v1::HashFormat::Standard,
+        HashFormat::Eagle => v1::HashFormat::Eagle,
+    }
+}
+
+fn format_from_wire(wire: v1::HashFormat, field: &'static str) -> Result<HashFormat, ConvertError> {
+    match wire {
+        v1::HashFormat::Standard => Ok(HashFormat::Standard),
+        v1::HashFormat::Eagle => Ok(HashFormat::Eagle),
+        v1::HashFormat::Unspecified => Err(ConvertError::invalid(
+            field,
+            "a format that is not known here",
+        )),
+    }
+}
+
+fn tier_to_wire(tier: Tier) -> v1::Tier {
+    match tier {
+        Tier::Device => v1::Tier::Device,
+        Tier::HostPinned => v1::Tier::HostPinned,
+        Tier::Disk => v1::Tier::Disk,
+        Tier::External => v1::Tier::External,
+    }
+}
+
+fn tier_from_wire(wire: v1::Tier) -> Result<Tier, ConvertError> {
+    match wire {
+        v1::Tier::Device => Ok(Tier::Device),
+        v1::Tier::HostPinned => Ok(Tier::HostPinned),
+        v1::Tier::Disk => Ok(Tier::Disk),
+        v1::Tier::External => Ok(Tier::External),
+        v1::Tier::Unspecified => Err(ConvertError::invalid(
+            "pool.tier",
+            "a tier that is not known here",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(card: Option<CardInfo>) -> ModelView {
+        let name = ModelName::new("org/model").unwrap();
+        ModelView {
+            id: name.id(),
+            name,
+            ready: true,
+            card,
+        }
+    }
+
+    #[test]
+    fn a_model_survives_the_wire_with_and_without_a_card() {
+        let card = CardInfo {
+            digest: CardDigest([7; 32]),
+            block_size: NonZeroU32::new(16).unwrap(),
+            format: HashFormat::Eagle,
+            capacity_blocks: Some(2048),
+            context_length: None,
+            usable: false,
+        };
+        for model in [model(None), model(Some(card))] {
+            assert_eq!(model_from_wire(&model_to_wire(&model)).unwrap(), model);
+        }
+    }
+
+    #[test]
+    fn a_pool_survives_the_wire() {
+        for tier in [Tier::Device, Tier::HostPinned, Tier::Disk, Tier::External] {
+            let wire = v1::Pool {
+                pool_id: 1,
+                model_id: 2,
+                source: "engines".into(),
+                block_size: 64,
+                hash_format: v1::HashFormat::Standard.into(),
+                tier: tier_to_wire(tier).into(),
+                closed: true,
+            };
+
+            assert_eq!(pool_to_wire(&pool_from_wire(&wire).unwrap()), wire);
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_the_name_of_its_field() {
+        let wire = pool_to_wire(
+            &pool_from_wire(&v1::Pool {
+                block_size: 16,
+                hash_format: v1::HashFormat::Standard.into(),
+                tier: v1::Tier::Device.into(),
+                ..v1::Pool::default()
+            })
+            .unwrap(),
+        );
+        let refused = |wire: v1::Pool| pool_from_wire(&wire).unwrap_err().to_string();
+
+        let none = refused(v1::Pool {
+            block_size: 0,
+            ..wire.clone()
+        });
+        assert_eq!(none, "pool.block_size: 0 tokens make no block");
+        let new = refused(v1::Pool {
+            tier: 99,
+            ..wire.clone()
+        });
+        assert_eq!(new, "pool.tier: a tier that is not known here");
+        let long = refused(v1::Pool {
+            source: "s".repeat(257),
+            ..wire
+        });
+        assert_eq!(long, "pool.source: 257 bytes, more than 256");
+        assert_eq!(
+            card_digest_from_wire(&[0; 31]).unwrap_err().to_string(),
+            "card digest: 31 bytes instead of 32"
+        );
+    }
+}

@@ -1,0 +1,183 @@
+//! A site's load on the wire. Times travel as ages, since no two nodes share a clock.
+
+use kvgrid_core::load::{EngineLoad, GatewayLoad, LoadSample};
+use kvgrid_core::{Instant, ModelId};
+
+use crate::convert::ConvertError;
+use crate::v1;
+
+/// A sample, as the relay writes it at `now`.
+pub fn load_to_wire(sample: &LoadSample, now: Instant) -> v1::Load {
+    v1::Load {
+        engines: sample
+            .engines
+            .iter()
+            .map(|part| engine_to_wire(part, now))
+            .collect(),
+        gateway: sample.gateway.iter().map(gateway_to_wire).collect(),
+        echo: sample.echo,
+        age_micros: age(sample.at, now),
+    }
+}
+
+/// A sample, as the edge reads it at `now`: no older than it says, plus the way here.
+pub fn load_from_wire(wire: &v1::Load, now: Instant) -> Result<LoadSample, ConvertError> {
+    let engines = wire.engines.iter().map(|part| engine_from_wire(part, now));
+    Ok(LoadSample {
+        at: before(now, wire.age_micros),
+        engines: engines.collect::<Result<_, _>>()?,
+        gateway: wire
+            .gateway
+            .iter()
+            .map(gateway_from_wire)
+            .collect::<Result<_, _>>()?,
+        echo: wire.echo,
+    })
+}
+
+fn engine_to_wire(part: &EngineLoad, now: Instant) -> v1::EngineLoad {
+    v1::EngineLoad {
+        worker: part.worker,
+        rank: part.rank,
+        age_micros: age(part.at, now),
+        running: part.running,
+        waiting: part.waiting,
+        waiting_tokens: part.waiting_tokens,
+        kv_use: part.kv_use,
+        model_id: part.model.0,
+    }
+}
+
+fn engine_from_wire(wire: &v1::EngineLoad, now: Instant) -> Result<EngineLoad, ConvertError> {
+    if wire
+        .kv_use
+        .is_some_and(|share| !(0.0..=1.0).contains(&share))
+    {
+        return Err(ConvertError::invalid(
+            "load.engine.kv_use",
+            "not between 0 and 1",
+        ));
+    }
+    Ok(EngineLoad {
+        model: ModelId(wire.model_id),
+        worker: wire.worker,
+        rank: wire.rank,
+        at: before(now, wire.age_micros),
+        running: wire.running,
+        waiting: wire.waiting,
+        waiting_tokens: wire.waiting_tokens,
+        kv_use: wire.kv_use,
+    })
+}
+
+fn gateway_to_wire((model, load): &(ModelId, GatewayLoad)) -> v1::ModelGateway {
+    v1::ModelGateway {
+        model_id: model.0,
+        in_flight: load.in_flight,
+        queued_tokens: load.queued_tokens,
+        arrivals_per_second: load.arrivals_per_s,
+        prefill_micros_per_token: load.prefill_ms_per_token.map(|ms| ms * 1000.0),
+    }
+}
+
+fn gateway_from_wire(wire: &v1::ModelGateway) -> Result<(ModelId, GatewayLoad), ConvertError> {
+    let sound = |value: f32| value.is_finite() && value >= 0.0;
+    if !sound(wire.arrivals_per_second) {
+        return Err(ConvertError::invalid(
+            "load.gateway.arrivals_per_second",
+            "no rate",
+        ));
+    }
+    if wire
+        .prefill_micros_per_token
+        .is_some_and(|micros| !sound(micros))
+    {
+        return Err(ConvertError::invalid(
+            "load.gateway.prefill_micros_per_token",
+            "no time",
+        ));
+    }
+    let load = GatewayLoad {
+        in_flight: wire.in_flight,
+        queued_tokens: wire.queued_tokens,
+        arrivals_per_s: wire.arrivals_per_second,
+        prefill_ms_per_token: wire.prefill_micros_per_token.map(|micros| micros / 1000.0),
+    };
+    Ok((ModelId(wire.model_id), load))
+}
+
+fn age(at: Instant, now: Instant) -> u64 {
+    let age = now.saturating_since(at);
+    u64::try_from(age.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn before(now: Instant, age_micros: u64) -> Instant {
+    Instant::from_micros(now.as_micros().saturating_sub(age_micros))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> LoadSample {
+        LoadSample {
+            at: Instant::from_micros(900),
+            engines: vec![EngineLoad {
+                model: ModelId(1),
+                worker: 2,
+                rank: 3,
+                at: Instant::from_micros(800),
+                running: 4,
+                waiting: 5,
+                waiting_tokens: Some(6),
+                kv_use: Some(0.5),
+            }],
+            gateway: vec![(
+                ModelId(1),
+                GatewayLoad {
+                    in_flight: 7,
+                    queued_tokens: 8,
+                    arrivals_per_s: 9.5,
+                    prefill_ms_per_token: Some(0.25),
+                },
+            )],
+            echo: 10,
+        }
+    }
+
+    #[test]
+    fn a_sample_arrives_as_old_as_it_left() {
+        let wire = load_to_wire(&sample(), Instant::from_micros(1000));
+
+        let read = load_from_wire(&wire, Instant::from_micros(1000)).unwrap();
+        assert_eq!(read, sample());
+
+        let elsewhere = load_from_wire(&wire, Instant::from_micros(5100)).unwrap();
+        assert_eq!(elsewhere.at, Instant::from_micros(5000));
+        assert_eq!(elsewhere.engines[0].at, Instant::from_micros(4900));
+    }
+
+    #[test]
+    fn figures_that_no_load_has_are_refused_by_name() {
+        let refused = |change: fn(&mut v1::Load)| {
+            let mut wire = load_to_wire(&sample(), Instant::ZERO);
+            change(&mut wire);
+            load_from_wire(&wire, Instant::ZERO)
+                .unwrap_err()
+                .to_string()
+        };
+
+        assert!(
+            refused(|load| load.engines[0].kv_use = Some(f32::NAN))
+                .starts_with("load.engine.kv_use")
+        );
+        assert!(
+            refused(|load| load.gateway[0].arrivals_per_second = -1.0)
+                .starts_with("load.gateway.arrivals_per_second")
+        );
+        assert!(
+            refused(|load| load.gateway[0].prefill_micros_per_token = Some(f32::INFINITY))
+                .starts_with("load.gateway.prefill_micros_per_token")
+        );
+    }
+}
