@@ -1,1 +1,118 @@
-//! Keeps the view of the grid.
+//! Keeps the edge's view of the grid: what every site serves, has cached and bears.
+//!
+//! One task per seed dials its relay, holds a view and a request connection to it, and follows
+//! its pools with replicas. What it knows goes into a watch; the grid's task puts all of them
+//! together and publishes one immutable [`GridView`]. A relay that is out of reach keeps its
+//! place in the view, with its replicas stale: it is not eligible, and nothing is forgotten.
+//!
+//! Who a relay is and where it stands comes from its certificate alone.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use kvgrid_core::backoff::BackoffConfig;
+use kvgrid_core::replication::ReplicaConfig;
+use kvgrid_core::view::{CardDigest, GridView};
+use kvgrid_prompt::Cards;
+use kvgrid_runtime::{Clock, Node, Tasks};
+use tokio::sync::{Notify, watch};
+
+pub(crate) use links::Links;
+
+use dial::Claims;
+use grid::Grid;
+use relay_state::RelayState;
+
+mod catalog;
+mod dial;
+mod grid;
+mod inbound;
+mod links;
+mod memory;
+mod relay_state;
+mod session;
+
+/// What following relays needs.
+pub(crate) struct SubscribeConfig {
+    /// Addresses of relays, `HOST:PORT`.
+    pub(crate) seeds: Vec<String>,
+    /// How replicas are kept, with the grid's keys.
+    pub(crate) replica: ReplicaConfig,
+    /// Delays between attempts to reach a relay.
+    pub(crate) backoff: BackoffConfig,
+    /// Seeds the jitter of those delays.
+    pub(crate) jitter_seed: u64,
+}
+
+/// What the tasks of all relays share.
+#[derive(Clone)]
+struct Context {
+    node: Node,
+    clock: Clock,
+    tasks: Tasks,
+    cards: Arc<Cards>,
+    links: Links,
+    claims: Claims,
+    replica: ReplicaConfig,
+    backoff: BackoffConfig,
+}
+
+/// Where one relay's task publishes what it knows.
+struct Publish {
+    state: watch::Sender<RelayState>,
+    changed: Arc<Notify>,
+}
+
+impl Publish {
+    fn update(&self, change: impl FnOnce(&mut RelayState)) {
+        self.state.send_modify(change);
+        self.changed.notify_one();
+    }
+}
+
+/// What the rest of the edge sees: the view, and the connections that requests take.
+#[derive(Clone)]
+pub(crate) struct Subscriptions {
+    /// The newest view.
+    pub(crate) view: Arc<ArcSwap<GridView>>,
+    /// Request connections by relay.
+    pub(crate) links: Links,
+}
+
+/// Starts to follow all seeds.
+pub(crate) fn start(
+    config: SubscribeConfig,
+    node: Node,
+    cards: Arc<Cards>,
+    clock: Clock,
+    tasks: &Tasks,
+) -> Subscriptions {
+    let view = Arc::new(ArcSwap::from_pointee(GridView::default()));
+    let links = Links::default();
+    let changed = Arc::new(Notify::new());
+    let context = Context {
+        node,
+        clock,
+        tasks: tasks.clone(),
+        cards: Arc::clone(&cards),
+        links: links.clone(),
+        claims: Claims::default(),
+        replica: config.replica,
+        backoff: config.backoff,
+    };
+    let mut relays = Vec::new();
+    for (seed, jitter_seed) in config.seeds.into_iter().zip(config.jitter_seed..) {
+        let (state, receiver) = watch::channel(RelayState::default());
+        relays.push(receiver);
+        let publish = Publish {
+            state,
+            changed: Arc::clone(&changed),
+        };
+        let following = dial::follow(context.clone(), publish, seed, jitter_seed);
+        tasks.spawn_vital("follow a relay", following);
+    }
+    let usable = Arc::new(move |digest: &CardDigest| cards.get(&digest.0).is_some());
+    let grid = Grid::new(relays, clock, changed, usable, Arc::clone(&view));
+    tasks.spawn_vital("assemble the view", grid.run(tasks.token().clone()));
+    Subscriptions { view, links }
+}
