@@ -98,7 +98,7 @@ pub(crate) struct PolicyTable {
     /// Least width of that band.
     #[serde(with = "humantime_serde")]
     pub(crate) band_floor: Duration,
-    /// Most that expected arrivals widen the band between equal overlaps.
+    /// Most that expected arrivals widen the band between sites that only differ in queues.
     #[serde(with = "humantime_serde")]
     pub(crate) spread_limit: Duration,
     /// Age past which a load report counts as unknown.

@@ -16,7 +16,8 @@ pub struct Policy {
     pub band_share: f64,
     /// Least width of that band.
     pub band_floor_ms: f64,
-    /// Most that expected arrivals may widen the band between equal overlaps.
+    /// Most that expected arrivals may widen the band between sites that differ in their
+    /// queues alone.
     pub spread_limit_ms: f64,
     /// Age past which a load report counts as unknown.
     pub load_stale_after: Duration,
@@ -79,7 +80,7 @@ impl Default for Policy {
             prior_prefill_ms_per_token: 0.02,
             band_share: 0.05,
             band_floor_ms: 5.0,
-            spread_limit_ms: 50.0,
+            spread_limit_ms: 500.0,
             load_stale_after: Duration::from_secs(3),
             unknown_queue_ms: 50.0,
             assumed_request_tokens: 1000.0,

@@ -63,6 +63,8 @@ pub struct Score {
     pub cost: Cost,
     /// Their weighted sum.
     pub total_ms: f64,
+    /// The same without the queue: what does not change from one moment to the next.
+    pub fixed_ms: f64,
     /// What the site has cached of the prompt.
     pub overlap: Overlap,
     /// The prompt's length there; estimated from the body if no tokens are known.
@@ -71,7 +73,7 @@ pub struct Score {
     pub uncached_tokens: u32,
     /// Whether the site's load is known and fresh.
     pub load_known: bool,
-    /// Ranks that stand idle, roughly; only compared with other sites' numbers.
+    /// Ranks' worth of KV cache that is free; requests in the queue stand in the cost.
     pub spare: f64,
     /// How much the queue may have grown since it was reported.
     pub growth_ms: f64,
@@ -95,10 +97,15 @@ pub(super) fn score(
         queue_ms: load.queue_ms(policy),
         prefill_ms: f64::from(uncached_tokens) * load.ms_per_token,
     };
+    let without_queue = Cost {
+        queue_ms: 0.0,
+        ..cost
+    };
     Score {
         relay: relay.id.clone(),
         cost,
         total_ms: cost.total_ms(&policy.weights),
+        fixed_ms: without_queue.total_ms(&policy.weights),
         overlap,
         prompt_tokens,
         uncached_tokens,
@@ -175,11 +182,7 @@ impl<'a> Load<'a> {
     fn spare(&self) -> f64 {
         let kv_use = self.engines.and_then(|sum| sum.kv_use);
         let free = 1.0 - kv_use.map_or(UNKNOWN_KV_USE, f64::from).clamp(0.0, 1.0);
-        let gateway = self.load.and_then(|load| load.gateway.as_ref());
-        let relayed = gateway.map_or(0, |sum| sum.load.in_flight);
-        let foreign = self.engines.map_or(0, |sum| sum.foreign.requests);
-        let busy = f64::from(relayed) + f64::from(foreign) + f64::from(self.own.requests);
-        (self.ranks * free / (1.0 + busy / self.ranks)).max(LEAST_SPARE)
+        (self.ranks * free).max(LEAST_SPARE)
     }
 
     /// The wait that requests like this one add, if they came as the relays say.

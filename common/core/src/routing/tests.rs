@@ -12,6 +12,7 @@ use crate::label::{Labels, SiteRules};
 use grid::{BLOCK, CARD, MODEL, NOW, Site, ms, tokens};
 
 mod grid;
+mod herd;
 mod properties;
 
 /// A decision's inputs, as most tests need them.
@@ -189,17 +190,24 @@ fn of_equal_sites_the_emptier_gets_more() {
 }
 
 #[test]
-fn arrivals_since_the_report_widen_the_draw() {
-    let sites = |arrivals| {
+fn arrivals_since_the_report_widen_the_draw_between_peers() {
+    let sites = |arrivals, rtt_ms| {
         let busy = |site: Site| site.arrivals(arrivals).reported(100);
-        vec![busy(Site::new("fra", 4)), busy(Site::new("par", 12))]
+        vec![
+            busy(Site::new("fra", 4)),
+            busy(Site::new("par", rtt_ms).queued(400)),
+        ]
     };
-    let quiet = Case::new(1000, sites(0.0));
-    let rush = Case::new(1000, sites(200.0));
+    let drawn = |arrivals, rtt_ms| {
+        let case = Case::new(1000, sites(arrivals, rtt_ms));
+        case.drawn(1000, ["fra", "par"])
+    };
 
-    assert_eq!(quiet.drawn(100, ["fra", "par"]), [100, 0]);
-    let [fra, par] = rush.drawn(1000, ["fra", "par"]);
-    assert!(fra > par && par > 100, "{fra} and {par}");
+    // 400 tokens in the queue are 8 ms.
+    assert_eq!(drawn(0.0, 4), [1000, 0]);
+    let [fra, par] = drawn(2.0, 4);
+    assert!(fra > par && par > 300, "{fra} and {par}");
+    assert_eq!(drawn(2.0, 20), [1000, 0]);
 }
 
 #[test]
