@@ -17,6 +17,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+pub(crate) use cards::CardMetrics;
+
+mod cards;
 mod grid;
 
 /// What the edge counts; clones share the counts.

@@ -28,12 +28,21 @@ pub(crate) enum ApiError {
     /// The client's fault, or the operator's: no live site serves the model.
     #[error("the model `{0}` does not exist or no site serves it")]
     UnknownModel(String),
+    /// The client's fault: no site takes a prompt as long as this.
+    #[error("this model's maximum context length is {limit} tokens, and the prompt is longer")]
+    TooLong {
+        /// The longest context among the sites.
+        limit: u32,
+    },
     /// The client's fault: more body than the limit allows.
     #[error("the request body is over the limit of {limit} bytes")]
     TooLarge {
         /// Most bytes allowed.
         limit: usize,
     },
+    /// The client's fault: more body than any site's relay takes.
+    #[error("the request is too large for the sites that could serve it")]
+    TooLargeForSites,
     /// The client was too slow to send its body.
     #[error("the request body did not arrive within {0:?}")]
     SlowBody(Duration),
@@ -43,9 +52,9 @@ pub(crate) enum ApiError {
     /// The grid's fault: each site that could serve was tried or is excluded.
     #[error("no site can serve this request now: {0}")]
     Unavailable(String),
-    /// The grid's fault: a site that may have begun the work broke off before it answered.
-    #[error("the site broke off before it answered: {0}")]
-    Upstream(String),
+    /// The grid's fault: the site broke off within its answer.
+    #[error("the site broke off within its answer; what came so far is not whole")]
+    BrokenOff,
     /// The grid's fault: a site did not answer in time.
     #[error("the site did not answer in time")]
     Timeout,
@@ -75,13 +84,13 @@ impl ApiError {
     /// The HTTP status that goes with it.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            Self::Malformed { .. } => StatusCode::BAD_REQUEST,
+            Self::Malformed { .. } | Self::TooLong { .. } => StatusCode::BAD_REQUEST,
             Self::UnknownPath(_) | Self::UnknownModel(_) => StatusCode::NOT_FOUND,
             Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
-            Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::TooLarge { .. } | Self::TooLargeForSites => StatusCode::PAYLOAD_TOO_LARGE,
             Self::SlowBody(_) => StatusCode::REQUEST_TIMEOUT,
             Self::Overloaded | Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Upstream(_) => StatusCode::BAD_GATEWAY,
+            Self::BrokenOff => StatusCode::BAD_GATEWAY,
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -92,11 +101,12 @@ impl ApiError {
             Self::UnknownModel(_) => Some("model_not_found"),
             Self::UnknownPath(_) => Some("unknown_url"),
             Self::Method(_) => Some("method_not_allowed"),
-            Self::TooLarge { .. } => Some("request_too_large"),
+            Self::TooLong { .. } => Some("context_length_exceeded"),
+            Self::TooLarge { .. } | Self::TooLargeForSites => Some("request_too_large"),
             Self::SlowBody(_) => Some("request_timeout"),
             Self::Overloaded => Some("overloaded"),
             Self::Unavailable(_) => Some("no_site_available"),
-            Self::Upstream(_) => Some("site_failed"),
+            Self::BrokenOff => Some("site_failed"),
             Self::Timeout => Some("site_timeout"),
             Self::Malformed { .. } | Self::Internal => None,
         }
@@ -108,11 +118,13 @@ impl ApiError {
             Self::UnknownModel(_) => Some("model"),
             Self::UnknownPath(_)
             | Self::Method(_)
+            | Self::TooLong { .. }
             | Self::TooLarge { .. }
+            | Self::TooLargeForSites
             | Self::SlowBody(_)
             | Self::Overloaded
             | Self::Unavailable(_)
-            | Self::Upstream(_)
+            | Self::BrokenOff
             | Self::Timeout
             | Self::Internal => None,
         }
@@ -202,7 +214,7 @@ mod tests {
 
     #[test]
     fn an_event_is_one_line_of_data_whatever_the_message_holds() {
-        let event = ApiError::Upstream("line\nbreak\r\n\r\n".into()).event();
+        let event = ApiError::Unavailable("line\nbreak\r\n\r\n".into()).event();
         let text = std::str::from_utf8(&event).unwrap();
 
         let data = text

@@ -9,17 +9,28 @@ use bytes::{Bytes, BytesMut};
 /// Most bytes of an unfinished event held back; a longer one passes as it comes.
 const TAIL_LIMIT: usize = 256 * 1024;
 
+/// How OpenAI's streams end.
+const DONE: [&[u8]; 2] = [b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n"];
+
 /// Splits a stream after whole events.
 #[derive(Debug, Default)]
 pub(crate) struct EventStream {
     tail: BytesMut,
     /// An event over the limit is under way: its beginning has passed already.
     oversize: bool,
+    /// The event that says that no more follow has passed.
+    complete: bool,
 }
 
 impl EventStream {
     /// Takes bytes from the site and gives what may pass now; empty if nothing may.
     pub(crate) fn feed(&mut self, bytes: Bytes) -> Bytes {
+        let passed = self.pass(bytes);
+        self.complete |= DONE.iter().any(|done| passed.ends_with(done));
+        passed
+    }
+
+    fn pass(&mut self, bytes: Bytes) -> Bytes {
         if self.tail.is_empty() && ends_event(&bytes) {
             self.oversize = false;
             return bytes;
@@ -36,6 +47,11 @@ impl EventStream {
             return self.tail.split().freeze();
         }
         Bytes::new()
+    }
+
+    /// Whether the stream has said itself that it is over.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.complete
     }
 
     /// The site finished: what is held back belongs to the client.
@@ -105,6 +121,15 @@ mod tests {
 
         assert_eq!(stream.cut(), b"");
         assert_eq!(stream.finish(), "");
+    }
+
+    #[test]
+    fn a_stream_is_complete_once_it_has_said_so() {
+        let (_, half) = passed(&["data: a\n\n", "data: [DONE]\n"]);
+        assert!(!half.is_complete());
+
+        let (_, whole) = passed(&["data: a\n\ndata: [DO", "NE]\n\n"]);
+        assert!(whole.is_complete());
     }
 
     #[test]

@@ -7,11 +7,13 @@
 //! | `content-length` | dropped: the body's own length is sent | kept |
 //! | `expect` | dropped: the edge has read the body | |
 //! | `x-kvgrid-*` | dropped: ours alone | dropped |
+//! | `x-request-id` | the client's if it is sound, else a new one | dropped: the client gets the one that the site got |
 //! | headers that pin a worker (`x-dynamo-worker-instance-id` and its like) | dropped: a client must not choose what the site's router decides | |
 //! | all others, `authorization`, `traceparent` and vendors' own among them | kept | kept |
 
 use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST};
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, Request};
+use tower_http::request_id::{MakeRequestId, RequestId};
 
 /// Names the request in every log on its way.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -62,16 +64,32 @@ pub(crate) fn to_site(headers: &HeaderMap) -> HeaderMap {
 /// The site's headers that the client sees, in their order.
 pub(crate) fn to_client(headers: &HeaderMap) -> HeaderMap {
     let named = named_by_connection(headers);
-    pass(headers, |name| passes_hop(name, &named))
+    pass(headers, |name| {
+        passes_hop(name, &named) && name != REQUEST_ID
+    })
 }
 
-/// The client's own request id if it is short and printable.
-pub(crate) fn request_id(headers: &HeaderMap) -> Option<HeaderValue> {
-    let id = headers.get(REQUEST_ID)?;
-    let text = id.to_str().ok()?;
-    (1..=REQUEST_ID_LIMIT)
-        .contains(&text.len())
-        .then(|| id.clone())
+/// Makes ids for requests that come without one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewRequestId;
+
+impl MakeRequestId for NewRequestId {
+    fn make_request_id<B>(&mut self, _: &Request<B>) -> Option<RequestId> {
+        let id = format!("{:032x}", rand::random::<u128>());
+        HeaderValue::try_from(id).ok().map(RequestId::new)
+    }
+}
+
+/// The request without its id if that is overlong or not printable.
+pub(crate) fn without_unsound_id<B>(mut request: Request<B>) -> Request<B> {
+    let sound = |id: &HeaderValue| {
+        let text = id.to_str();
+        text.is_ok_and(|text| (1..=REQUEST_ID_LIMIT).contains(&text.len()))
+    };
+    if !request.headers().get(REQUEST_ID).is_some_and(sound) {
+        request.headers_mut().remove(REQUEST_ID);
+    }
+    request
 }
 
 fn pass(headers: &HeaderMap, keep: impl Fn(&HeaderName) -> bool) -> HeaderMap {
@@ -152,12 +170,27 @@ mod tests {
 
     #[test]
     fn an_unreasonable_request_id_is_not_taken_over() {
-        let long = "a".repeat(129);
-        let mut given = HeaderMap::new();
-        given.insert(REQUEST_ID, HeaderValue::from_str(&long).unwrap());
-        assert_eq!(request_id(&given), None);
+        let kept = |id: &str| {
+            let mut request = Request::new(());
+            let id = HeaderValue::from_bytes(id.as_bytes()).unwrap();
+            request.headers_mut().insert(REQUEST_ID, id);
+            let request = without_unsound_id(request);
+            request.headers().contains_key(REQUEST_ID)
+        };
 
-        given.insert(REQUEST_ID, HeaderValue::from_static("mine"));
-        assert_eq!(request_id(&given).unwrap(), "mine");
+        assert!(kept("mine"));
+        assert!(!kept(&"a".repeat(129)));
+        assert!(!kept(""));
+        assert!(!kept("caf\u{e9}"));
+    }
+
+    #[test]
+    fn new_request_ids_differ() {
+        let id = || NewRequestId.make_request_id(&Request::new(())).unwrap();
+
+        let (one, other) = (id(), id());
+
+        assert_eq!(one.header_value().len(), 32);
+        assert_ne!(one.header_value(), other.header_value());
     }
 }

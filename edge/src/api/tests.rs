@@ -1,0 +1,8 @@
+//! The API over real sockets, a real router and sites that do as they are told.
+
+mod clients;
+mod failures;
+mod fake;
+mod prompts;
+mod requests;
+mod streams;

@@ -1,0 +1,235 @@
+//! One request, one site after the other, until an answer has begun.
+//!
+//! Until the first byte of an answer has come, nothing was told to the client, and another
+//! site can be asked instead: when a site can't be reached, breaks off, says that it is
+//! overloaded or down, or doesn't have the model after all. Each site is asked once. A site
+//! that only takes its time is not replaced: the next one would be asked to do the same
+//! work while the first one goes on with it.
+
+use bytes::Bytes;
+use http::StatusCode;
+use http::request::Parts;
+use http::response::Parts as AnswerHead;
+use http_body_util::BodyExt;
+use kvgrid_core::routing::{Choice, Decision, Refusal};
+use tracing::{debug, warn};
+
+use super::Api;
+use super::error::ApiError;
+use super::headers;
+use super::sites::{FailureKind, SendError, SiteRequest, Sites};
+use super::understand::Asked;
+use crate::route::Dispatch;
+
+/// What Dynamo says when all its workers are busy; no standard code.
+const OVERLOADED: u16 = 529;
+
+/// An answer that has begun.
+pub(super) struct Begun<B> {
+    /// Which site gives it.
+    pub(super) choice: Choice,
+    /// The prompt's length, if the client may be told.
+    pub(super) prompt_tokens: Option<u32>,
+    /// Counts the request until it is dropped.
+    pub(super) dispatch: Dispatch,
+    /// Status and headers.
+    pub(super) head: AnswerHead,
+    /// The first bytes; `None` if there are none at all.
+    pub(super) first: Option<Bytes>,
+    /// The rest.
+    pub(super) body: B,
+}
+
+/// What is to be told when no site is left.
+#[derive(Default)]
+struct Tried {
+    sites: Vec<kvgrid_core::SiteId>,
+    last: Option<SendError>,
+    /// What all failures had in common, if anything.
+    common: Option<FailureKind>,
+}
+
+impl<S: Sites> Api<S> {
+    /// Asks sites until one's answer has begun.
+    pub(super) async fn try_sites(
+        &self,
+        head: &Parts,
+        body: Bytes,
+        mut asked: Asked,
+    ) -> Result<Begun<S::Body>, ApiError> {
+        let shared = &self.0;
+        let passed_on = headers::to_site(&head.headers);
+        let mut tried = Tried::default();
+        let mut sends = 0;
+        while sends < shared.config.sites {
+            let decision = shared.router.route(&mut asked.input, &tried.sites);
+            let choice = match decision.outcome {
+                Ok(choice) => choice,
+                Err(refusal) => return Err(tried.refused(refusal, &decision, &asked)),
+            };
+            tried.sites.push(choice.site.clone());
+            let model = asked.input.model.id();
+            let Some(dispatch) = shared.router.dispatch(&choice, model) else {
+                continue;
+            };
+            sends += 1;
+            let request = SiteRequest {
+                method: head.method.clone(),
+                target: head
+                    .uri
+                    .path_and_query()
+                    .map_or_else(String::new, ToString::to_string),
+                headers: passed_on.clone(),
+                number: dispatch.number(),
+                model,
+                prompt_tokens: choice.prompt_tokens.unwrap_or(0),
+                overlap_tokens: choice.overlap_tokens,
+                body: body.clone(),
+            };
+            match self.ask(choice, dispatch, request).await? {
+                Ok(begun) => {
+                    let prompt_tokens = begun.prompt_tokens.filter(|_| asked.complete);
+                    return Ok(Begun {
+                        prompt_tokens,
+                        ..begun
+                    });
+                }
+                Err((site, over)) => {
+                    shared.metrics.passed_over(&site, over.reason);
+                    let reason = over.reason;
+                    warn!(%site, reason, detail = %over.detail, "Site passed over");
+                    tried.note(over);
+                }
+            }
+        }
+        Err(tried.exhausted(&asked))
+    }
+
+    /// Asks one site. The outer error ends the request, the inner one only this try.
+    async fn ask(
+        &self,
+        choice: Choice,
+        mut dispatch: Dispatch,
+        request: SiteRequest,
+    ) -> Result<Result<Begun<S::Body>, (kvgrid_core::SiteId, SendError)>, ApiError> {
+        let begin = begin(&self.0.sites, &choice, request);
+        match tokio::time::timeout(self.0.config.answer_timeout, begin).await {
+            Ok(Ok((head, first, body))) => {
+                dispatch.first_byte();
+                dispatch.succeeded();
+                Ok(Ok(Begun {
+                    prompt_tokens: choice.prompt_tokens,
+                    choice,
+                    dispatch,
+                    head,
+                    first,
+                    body,
+                }))
+            }
+            Ok(Err(over)) => {
+                if over.kind == FailureKind::Fault {
+                    dispatch.failed();
+                }
+                Ok(Err((choice.site, over)))
+            }
+            Err(_) => {
+                dispatch.failed();
+                warn!(site = %choice.site, "Site did not answer in time");
+                Err(ApiError::Timeout)
+            }
+        }
+    }
+}
+
+/// Sends a request and waits for the first bytes of an answer worth passing on.
+async fn begin<S: Sites>(
+    sites: &S,
+    choice: &Choice,
+    request: SiteRequest,
+) -> Result<(AnswerHead, Option<Bytes>, S::Body), SendError> {
+    let answer = sites.send(&choice.relay, request).await?;
+    if let Some(over) = unwanted(answer.status()) {
+        return Err(over);
+    }
+    let (head, mut body) = answer.into_parts();
+    while let Some(frame) = body.frame().await {
+        match frame.map(http_body::Frame::into_data) {
+            Ok(Ok(bytes)) if bytes.is_empty() => {}
+            Ok(Ok(bytes)) => return Ok((head, Some(bytes), body)),
+            Ok(Err(_trailers)) => {}
+            Err(error) => {
+                return Err(SendError {
+                    reason: "reset",
+                    detail: error.to_string(),
+                    kind: FailureKind::Fault,
+                });
+            }
+        }
+    }
+    Ok((head, None, body))
+}
+
+/// Whether another site may have a better answer than one with this status.
+fn unwanted(status: StatusCode) -> Option<SendError> {
+    let (reason, kind) = match status.as_u16() {
+        502 => ("bad_gateway", FailureKind::Fault),
+        503 => ("unavailable", FailureKind::Fault),
+        504 => ("gateway_timeout", FailureKind::Fault),
+        // It is alive and says so: more requests would be answered once it has room again.
+        OVERLOADED => ("overloaded", FailureKind::Refusal),
+        // The paths are known to exist, so it is the model that it lacks.
+        404 => ("model_not_found", FailureKind::LacksModel),
+        _ => return None,
+    };
+    Some(SendError {
+        reason,
+        detail: format!("the site answered {status}"),
+        kind,
+    })
+}
+
+impl Tried {
+    fn note(&mut self, over: SendError) {
+        let first = self.last.is_none();
+        self.common = self.common.filter(|kind| *kind == over.kind);
+        if first {
+            self.common = Some(over.kind);
+        }
+        self.last = Some(over);
+    }
+
+    /// No site is left to be asked, or none was to begin with.
+    fn refused(&self, refusal: Refusal, decision: &Decision, asked: &Asked) -> ApiError {
+        if self.last.is_some() {
+            return self.exhausted(asked);
+        }
+        debug!(%decision, "No site for the request");
+        match refusal {
+            Refusal::UnknownModel => ApiError::UnknownModel(asked.input.model.to_string()),
+            Refusal::TooLong { limit } => ApiError::TooLong { limit },
+            Refusal::Unavailable => ApiError::Unavailable(refusal.to_string()),
+        }
+    }
+
+    fn exhausted(&self, asked: &Asked) -> ApiError {
+        let Some(last) = &self.last else {
+            return ApiError::Unavailable("every site is being tried out by another".into());
+        };
+        match self.common {
+            Some(FailureKind::LacksModel) => ApiError::UnknownModel(asked.input.model.to_string()),
+            Some(FailureKind::TooLarge) => ApiError::TooLargeForSites,
+            Some(FailureKind::Fault | FailureKind::Refusal) | None => {
+                let asked = count(self.sites.len());
+                ApiError::Unavailable(format!("{asked} asked, the last one: {}", last.reason))
+            }
+        }
+    }
+}
+
+fn count(sites: usize) -> String {
+    if sites == 1 {
+        "1 site was".into()
+    } else {
+        format!("{sites} sites were")
+    }
+}
