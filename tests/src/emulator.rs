@@ -25,10 +25,12 @@ mod metrics;
 mod prompt;
 mod publisher;
 mod question;
+mod vocabulary;
 
 pub use config::{EmulatorConfig, EngineConfig, EventsConfig};
 pub use events::{EngineEvent, EventForm, encode};
 pub use fault::{Fault, FaultKind, Faults};
+pub use vocabulary::Vocabulary;
 
 use api::Site;
 use engine::Engine;
@@ -63,7 +65,10 @@ impl Emulator {
             tasks: Tasks::new(),
         };
         let publisher = emulator.publish(config).await?;
-        let (engine, driver) = Engine::new(config.engine.site(prompter.vocabulary()), publisher);
+        let (engine, driver) = Engine::new(
+            config.engine.site(prompter.vocabulary().ids().collect()),
+            publisher,
+        );
         emulator.spawn("engine", driver);
         let site = Arc::new(Site {
             model: config.model.clone(),

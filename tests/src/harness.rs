@@ -1,1 +1,325 @@
-//! Whole grids for tests.
+//! Whole grids of real processes: emulated engines, relays, edges, and links between them.
+//!
+//! A [`GridPlan`] says what there is; [`Grid::start`] makes certificates in a temporary
+//! directory, starts every node as `<program> node <kind> --config <file>`, waits until each
+//! says that it is ready, and puts a link of its own between each edge and each site. Tests
+//! then ask edges, break things, and wait for conditions, never for time to pass. Everything
+//! ends when the grid is dropped.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use kvgrid_certs::{Identity, Overwrite, TrustDomain, Validity};
+use kvgrid_core::{EdgeId, Region, RelayId, SiteId};
+use kvgrid_runtime::Tasks;
+use tempfile::TempDir;
+use tokio::time::{Instant, sleep};
+
+use crate::client::Client;
+use crate::link::Switch;
+
+mod config;
+mod conversation;
+mod edge;
+mod known;
+mod plan;
+mod process;
+mod site;
+
+pub use config::{MODEL, model_dir};
+pub use conversation::{Conversation, Turn};
+pub use known::{Applied, Known, KnownCard, KnownModel, KnownPool, KnownRelay, KnownSite};
+pub use plan::{EdgePlan, GridPlan, SitePlan};
+pub use process::{Process, hold_leash};
+
+use edge::Edge;
+use site::Site;
+
+/// How long a condition may take to come true on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A running grid.
+#[derive(Debug)]
+pub struct Grid {
+    sites: BTreeMap<String, Site>,
+    edges: BTreeMap<String, Edge>,
+    client: Client,
+    links: Tasks,
+    program: PathBuf,
+    // Last: nodes write into it until they have ended.
+    dir: TempDir,
+}
+
+impl Grid {
+    /// Starts a grid whose nodes run as processes of `program`, and waits until every edge
+    /// knows every site.
+    pub async fn start(plan: GridPlan, program: &Path) -> anyhow::Result<Self> {
+        let dir = tempfile::Builder::new().prefix("kvgrid-").tempdir()?;
+        let trust_domain = TrustDomain::new("grid.example")?;
+        kvgrid_certs::init(dir.path(), trust_domain.clone(), Overwrite::Refuse)?;
+        let mut grid = Self {
+            sites: BTreeMap::new(),
+            edges: BTreeMap::new(),
+            client: Client::default(),
+            links: Tasks::new(),
+            program: program.to_owned(),
+            dir,
+        };
+        for site in plan.sites {
+            grid.certify(&relay_identity(&trust_domain, &site)?)?;
+            let site = Site::start(site, &grid.program, grid.dir.path())?;
+            grid.sites.insert(site.name().to_owned(), site);
+        }
+        for site in grid.sites.values_mut() {
+            site.ready().await?;
+        }
+        for edge in plan.edges {
+            grid.certify(&edge_identity(&trust_domain, &edge)?)?;
+            let (late, name) = (edge.late, edge.name.clone());
+            let edge = Edge::new(edge, &grid.program, grid.dir.path());
+            grid.edges.insert(name.clone(), edge);
+            if !late {
+                grid.launch_edge(&name)?;
+            }
+        }
+        for edge in grid.edges.values_mut().filter(|edge| edge.is_started()) {
+            edge.ready().await?;
+        }
+        grid.until_complete().await?;
+        Ok(grid)
+    }
+
+    /// Starts an edge that was planned to be late; does not wait until it knows the sites.
+    pub async fn start_edge(&mut self, edge: &str) -> anyhow::Result<()> {
+        self.launch_edge(edge)?;
+        self.edge_mut(edge)?.ready().await
+    }
+
+    fn launch_edge(&mut self, name: &str) -> anyhow::Result<()> {
+        let addresses: BTreeMap<String, SocketAddr> = self
+            .sites
+            .iter()
+            .map(|(name, site)| (name.clone(), site.quic()))
+            .collect();
+        let (links, dir) = (self.links.clone(), self.dir.path().to_owned());
+        self.edge_mut(name)?.start(&addresses, &links, &dir)
+    }
+
+    fn certify(&self, identity: &Identity) -> anyhow::Result<()> {
+        let validity = Validity::days(1)?;
+        kvgrid_certs::issue(self.dir.path(), identity, validity, Overwrite::Refuse)?;
+        Ok(())
+    }
+
+    /// Where clients reach an edge.
+    pub fn url(&self, edge: &str) -> anyhow::Result<String> {
+        self.edge(edge)?.client_url()
+    }
+
+    /// Where operators reach an edge.
+    pub fn admin_url(&self, edge: &str) -> anyhow::Result<String> {
+        self.edge(edge)?.admin_url()
+    }
+
+    /// The client that everything here asks with.
+    pub const fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The names of the sites.
+    pub fn site_names(&self) -> impl Iterator<Item = &str> {
+        self.sites.keys().map(String::as_str)
+    }
+
+    /// Asks an edge for a conversation's next turn, and takes the answer into it.
+    pub async fn turn(&self, edge: &str, conversation: &mut Conversation) -> anyhow::Result<Turn> {
+        conversation
+            .turn(&self.client, edge, &self.url(edge)?)
+            .await
+            .with_context(|| format!("asking {edge}"))
+    }
+
+    /// Asks a site's engine past all edges.
+    pub async fn ask_site(
+        &self,
+        site: &str,
+        conversation: &mut Conversation,
+    ) -> anyhow::Result<Turn> {
+        let url = self.site(site)?.engine_url();
+        conversation
+            .turn(&self.client, site, &url)
+            .await
+            .with_context(|| format!("asking {site}"))
+    }
+
+    /// Asks a site's engine past all edges, and waits until these know what it has cached.
+    pub async fn warm(&self, site: &str, conversation: &mut Conversation) -> anyhow::Result<()> {
+        self.ask_site(site, conversation).await?;
+        self.until_applied(site).await
+    }
+
+    /// What an edge knows.
+    pub async fn known(&self, edge: &str) -> anyhow::Result<Known> {
+        let url = format!("{}/kvgrid/v1/sites", self.admin_url(edge)?);
+        let page = self.client.get(&url).await?;
+        serde_json::from_slice(&page.body).with_context(|| format!("{url} is not understood"))
+    }
+
+    /// Waits for a condition on what an edge knows.
+    pub async fn until(
+        &self,
+        edge: &str,
+        what: &str,
+        is: impl Fn(&Known) -> bool,
+    ) -> anyhow::Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let known = self.known(edge).await?;
+            if is(&known) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "{edge}: not after {PATIENCE:?}: {what}; {known:#?}\n{}",
+                    self.edge(edge)?.last_output()
+                );
+            }
+            sleep(process::POLL).await;
+        }
+    }
+
+    /// Waits until every edge that runs knows every site that runs, whole, and is ready.
+    pub async fn until_complete(&mut self) -> anyhow::Result<()> {
+        let running = self.sites.values_mut().filter_map(|site| {
+            let runs = site.is_running();
+            runs.then(|| site.name().to_owned())
+        });
+        let sites: Vec<String> = running.collect();
+        for (name, edge) in self.edges.iter().filter(|(_, edge)| edge.is_started()) {
+            self.until(name, "all sites are complete", |known| {
+                sites.iter().all(|site| known.complete(site))
+            })
+            .await?;
+            let ready = self
+                .client
+                .get(&format!("{}/readyz", edge.admin_url()?))
+                .await?;
+            if !ready.status.is_success() {
+                bail!("{name} knows all sites, but is not ready: {}", ready.text());
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until every edge that runs has applied all that a site has published until now.
+    pub async fn until_applied(&self, site: &str) -> anyhow::Result<()> {
+        let published = self.site(site)?.published(&self.client).await?;
+        let Some(last) = published.checked_sub(1) else {
+            return Ok(());
+        };
+        for (name, _) in self.edges.iter().filter(|(_, edge)| edge.is_started()) {
+            let what = format!("message {last} of {site} is applied");
+            self.until(name, &what, |known| known.applied(site, last))
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// A site loses power: its engine and its relay are gone without a word.
+    pub fn kill_site(&mut self, site: &str) -> anyhow::Result<()> {
+        self.site_mut(site)?.kill();
+        Ok(())
+    }
+
+    /// A site is shut down in order.
+    pub async fn stop_site(&mut self, site: &str) -> anyhow::Result<()> {
+        let stubborn = self.site_mut(site)?.stop().await;
+        if stubborn.is_empty() {
+            Ok(())
+        } else {
+            bail!("did not end when told to: {}", stubborn.join(", "))
+        }
+    }
+
+    /// Starts a killed site again: a new engine, cold, where the old one was.
+    pub async fn restart_site(&mut self, site: &str) -> anyhow::Result<()> {
+        self.site_mut(site)?.restart().await
+    }
+
+    /// A relay dies while its engine lives on.
+    pub fn kill_relay(&mut self, site: &str) -> anyhow::Result<()> {
+        self.site_mut(site)?.kill_relay();
+        Ok(())
+    }
+
+    /// Starts a relay again, where the old one was.
+    pub async fn restart_relay(&mut self, site: &str) -> anyhow::Result<()> {
+        self.site_mut(site)?.restart_relay().await
+    }
+
+    /// The switch of the link between an edge and a site.
+    pub fn link(&self, edge: &str, site: &str) -> anyhow::Result<&Switch> {
+        self.edge(edge)?.link(site)
+    }
+
+    /// Tells everything to end, edges first; names what had to be killed.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        let mut stubborn = Vec::new();
+        for edge in self.edges.values_mut() {
+            stubborn.extend(edge.stop().await);
+        }
+        for site in self.sites.values_mut() {
+            stubborn.extend(site.stop().await);
+        }
+        self.links.finish(Duration::from_secs(1)).await;
+        if stubborn.is_empty() {
+            Ok(())
+        } else {
+            bail!("did not end when told to: {}", stubborn.join(", "))
+        }
+    }
+
+    fn site(&self, name: &str) -> anyhow::Result<&Site> {
+        self.sites.get(name).with_context(|| no_site(name))
+    }
+
+    fn site_mut(&mut self, name: &str) -> anyhow::Result<&mut Site> {
+        self.sites.get_mut(name).with_context(|| no_site(name))
+    }
+
+    fn edge(&self, name: &str) -> anyhow::Result<&Edge> {
+        self.edges.get(name).with_context(|| no_edge(name))
+    }
+
+    fn edge_mut(&mut self, name: &str) -> anyhow::Result<&mut Edge> {
+        self.edges.get_mut(name).with_context(|| no_edge(name))
+    }
+}
+
+impl Drop for Grid {
+    fn drop(&mut self) {
+        self.links.stop();
+    }
+}
+
+fn no_site(name: &str) -> String {
+    format!("there is no site {name}")
+}
+
+fn no_edge(name: &str) -> String {
+    format!("there is no edge {name}")
+}
+
+fn relay_identity(trust_domain: &TrustDomain, site: &SitePlan) -> anyhow::Result<Identity> {
+    let relay = RelayId::new(&site.relay_name())?;
+    let identity = Identity::relay(trust_domain.clone(), SiteId::new(&site.name)?, relay);
+    Ok(identity.with_region(Region::new(&site.region)?))
+}
+
+fn edge_identity(trust_domain: &TrustDomain, edge: &EdgePlan) -> anyhow::Result<Identity> {
+    let (region, id) = (Region::new(&edge.region)?, EdgeId::new(&edge.name)?);
+    Ok(Identity::edge(trust_domain.clone(), region, id))
+}

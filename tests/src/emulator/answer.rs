@@ -61,7 +61,7 @@ impl Wording {
             match answer.next().await? {
                 Piece::Token(_) if self.broken_after == Some(tokens) => return None,
                 Piece::Token(token) => {
-                    text.push_str(&self.prompter.word(token));
+                    text.push_str(&self.prompter.vocabulary().word(token));
                     tokens += 1;
                 }
                 Piece::Done(usage) => return Some(self.completion(&text, usage)),
@@ -96,7 +96,7 @@ impl Wording {
     }
 
     fn token_event(&self, number: u32, token: u32) -> String {
-        let word = Value::from(&*self.prompter.word(token));
+        let word = Value::from(&*self.prompter.vocabulary().word(token));
         let choice = match self.kind {
             AnswerKind::Chat if number == 0 => format!(
                 r#"{{"index":0,"delta":{{"content":{word},"role":"assistant"}},"finish_reason":null,"logprobs":null}}"#

@@ -2,6 +2,7 @@
 //!
 //! - `POST /v1/chat/completions`, `POST /v1/completions`, streaming or not
 //! - `GET /v1/models`, `/health`, `/metrics`
+//! - `GET /emulator/state`: how many messages of events were published
 //! - `PUT /emulator/fault` with a [`Fault`], `DELETE /emulator/fault`
 
 use std::convert::Infallible;
@@ -102,6 +103,10 @@ impl Site {
                 content_type: "text/plain; version=0.0.4",
                 body: metrics::page(&self.model, &self.engine.stats(), self.block_size),
             }),
+            (&Method::GET, "/emulator/state") => {
+                let state = serde_json::json!({"published": self.engine.stats().published});
+                Err(Plain::json(StatusCode::OK, &state))
+            }
             (&Method::PUT, "/emulator/fault") => Err(self.set_fault(request).await?),
             (&Method::DELETE, "/emulator/fault") => {
                 self.faults.set(None);

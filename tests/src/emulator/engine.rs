@@ -84,6 +84,7 @@ pub(super) struct EngineStats {
     pub(super) cached_tokens: u64,
     pub(super) output_tokens: u64,
     pub(super) answers: u64,
+    pub(super) published: u64,
 }
 
 impl Engine {
@@ -199,8 +200,11 @@ impl Driver {
         let _ = accepted.send(outcome);
     }
 
+    /// Hands on what the model did. Whoever has an answer can rely on its blocks being
+    /// published, and on the numbers including it.
     async fn drain(&mut self) {
         let mut events = Vec::new();
+        let mut pieces = Vec::new();
         let mut stats = *self.stats.borrow();
         while let Some(output) = self.site.poll_output() {
             match output {
@@ -216,18 +220,21 @@ impl Driver {
                     namespace,
                 }),
                 Output::Removed { blocks } => events.push(EngineEvent::Removed { blocks }),
-                Output::Token { request, token, .. } => self.send(request, Piece::Token(token)),
+                Output::Token { request, token, .. } => pieces.push((request, Piece::Token(token))),
                 Output::Done { request, usage } => {
                     stats.count(usage);
-                    self.send(request, Piece::Done(usage));
-                    self.answers.remove(&request);
+                    pieces.push((request, Piece::Done(usage)));
                 }
             }
         }
-        stats.load = self.site.load();
-        self.stats.send_replace(stats);
         if let Some(publisher) = self.publisher.as_mut().filter(|_| !events.is_empty()) {
             publisher.publish(&events).await;
+            stats.published += 1;
+        }
+        stats.load = self.site.load();
+        self.stats.send_replace(stats);
+        for (request, piece) in pieces {
+            self.send(request, piece);
         }
     }
 
@@ -235,9 +242,12 @@ impl Driver {
         let Some(sender) = self.answers.get(&request) else {
             return;
         };
-        if sender.try_send(piece).is_err() {
-            self.answers.remove(&request);
+        let gone = sender.try_send(piece).is_err();
+        if gone {
             self.site.cancel(self.clock.now(), request);
+        }
+        if gone || matches!(piece, Piece::Done(_)) {
+            self.answers.remove(&request);
         }
     }
 }

@@ -1,7 +1,5 @@
 //! An emulated site's side of tokens and text.
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,10 +7,10 @@ use std::sync::Arc;
 use anyhow::Context;
 use bytes::Bytes;
 use kvgrid_prompt::{Card, CardOptions, LoadOptions, Prompt};
-use serde::Deserialize;
 
 use super::answer::AnswerKind;
 use super::question::QuestionError;
+use super::vocabulary::Vocabulary;
 
 /// Bodies from this size on are read on a thread of their own: they take milliseconds, and
 /// the engine's timers must not wait for them.
@@ -22,17 +20,7 @@ const LARGE: usize = 16 << 10;
 pub(super) struct Prompter {
     /// Absent at a site that only takes token ids.
     model: Option<Arc<kvgrid_prompt::Prompter>>,
-    words: BTreeMap<u32, String>,
-}
-
-#[derive(Deserialize)]
-struct TokenizerFile {
-    model: TokenizerModel,
-}
-
-#[derive(Deserialize)]
-struct TokenizerModel {
-    vocab: BTreeMap<String, u32>,
+    vocabulary: Vocabulary,
 }
 
 impl Prompter {
@@ -41,45 +29,25 @@ impl Prompter {
         let unusable = || format!("{} is no usable model directory", dir.display());
         let card = Card::from_model_dir(dir, CardOptions::new(model, block_size))
             .with_context(unusable)?;
-        let tokenizer: TokenizerFile = card
-            .file("tokenizer.json")
-            .context("it has no tokenizer.json")
-            .and_then(|file| Ok(serde_json::from_slice(file)?))
-            .with_context(unusable)?;
         let prompter =
             kvgrid_prompt::Prompter::load(&card, &LoadOptions::default()).with_context(unusable)?;
-        let words = tokenizer
-            .model
-            .vocab
-            .into_iter()
-            .filter_map(|(token, id)| Some((id, word(&token)?)))
-            .collect();
         Ok(Self {
             model: Some(Arc::new(prompter)),
-            words,
+            vocabulary: Vocabulary::load(dir)?,
         })
     }
 
     /// For a site that only takes token ids.
-    pub(super) const fn without_model() -> Self {
+    pub(super) fn without_model() -> Self {
         Self {
             model: None,
-            words: BTreeMap::new(),
+            vocabulary: Vocabulary::default(),
         }
     }
 
-    /// Ids that are whole words: text made of them becomes the same ids again, so that an
-    /// answer's blocks are found when it comes back as part of the next prompt.
-    pub(super) fn vocabulary(&self) -> Vec<u32> {
-        self.words.keys().copied().collect()
-    }
-
-    /// A token of [`vocabulary`](Self::vocabulary) as text.
-    pub(super) fn word(&self, token: u32) -> Cow<'_, str> {
-        match self.words.get(&token) {
-            Some(word) => Cow::Borrowed(word),
-            None => Cow::Owned(format!(" {token}")),
-        }
+    /// What answers are made of.
+    pub(super) const fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
     }
 
     /// The prompt of a request's body.
@@ -115,12 +83,4 @@ fn read(
         AnswerKind::Chat => model.chat(body, tenant),
         AnswerKind::Text => model.completion(body, tenant),
     }
-}
-
-/// The text of a token that is one lower-case word of at least three letters and the space
-/// before it, which byte-level BPE writes as `Ġ`.
-fn word(token: &str) -> Option<String> {
-    let letters = token.strip_prefix('Ġ')?;
-    let is_word = letters.len() >= 3 && letters.bytes().all(|byte| byte.is_ascii_lowercase());
-    is_word.then(|| format!(" {letters}"))
 }

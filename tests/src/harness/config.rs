@@ -1,0 +1,119 @@
+//! The configuration files of a grid's nodes.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use serde::Serialize;
+
+use super::process::ready_file;
+use crate::emulator::{EmulatorConfig, EngineConfig};
+use crate::node::Addresses;
+
+/// What clients call the model of every grid.
+pub const MODEL: &str = "tiny-chat";
+
+/// Any free port.
+pub(super) const ANY: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+/// The directory of a small model, with a tokenizer and a chat template but no weights.
+pub fn model_dir() -> PathBuf {
+    concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/tiny-chat").into()
+}
+
+/// Writes `<dir>/<name>.toml`.
+pub(super) fn write(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
+    let path = dir.join(format!("{name}.toml"));
+    std::fs::write(&path, text).with_context(|| format!("{} can't be written", path.display()))
+}
+
+/// An emulated engine. `bound` are the ports of an earlier life, taken again.
+pub(super) fn emulator(
+    dir: &Path,
+    name: &str,
+    engine: &EngineConfig,
+    bound: &Addresses,
+) -> anyhow::Result<String> {
+    let at = |what: &str| bound.get(what).copied().unwrap_or(ANY);
+    let mut config = EmulatorConfig {
+        model: MODEL.into(),
+        model_dir: Some(model_dir()),
+        listen: at("http"),
+        ready_file: Some(ready_file(dir, name)),
+        engine: engine.clone(),
+        ..EmulatorConfig::default()
+    };
+    config.events.publish = at("publish");
+    config.events.replay = at("replay");
+    Ok(toml::to_string(&config)?)
+}
+
+/// A relay beside the engine with these addresses.
+pub(super) fn relay(
+    dir: &Path,
+    name: &str,
+    engine: &EngineConfig,
+    addresses: &Addresses,
+    quic: SocketAddr,
+) -> String {
+    let (http, publish, replay) = (addresses["http"], addresses["publish"], addresses["replay"]);
+    format!(
+        "{identity}\
+         [listen]\nquic = \"{quic}\"\n\
+         [frontend]\nurl = \"http://{http}\"\n\
+         [card]\nmodel = {model}\ndir = {dir}\nblock_size = {block_size}\n\
+         capacity_blocks = {capacity}\n\
+         [[source]]\nkind = \"engine-zmq\"\n\
+         endpoints = [{{ events = \"tcp://{publish}\", replay = \"tcp://{replay}\" }}]\n\
+         [load]\nurls = [\"http://{http}/metrics\"]\n\
+         {admin}",
+        identity = identity(dir, name),
+        model = quoted(MODEL),
+        dir = quoted(model_dir()),
+        block_size = engine.block_size,
+        capacity = engine.capacity_blocks,
+        admin = admin(dir, name),
+    )
+}
+
+/// An edge that finds the grid at `seeds` and is ready once it sees `quorum` sites.
+pub(super) fn edge(dir: &Path, name: &str, seeds: &[SocketAddr], quorum: usize) -> String {
+    let seeds: Vec<String> = seeds.iter().map(ToString::to_string).collect();
+    format!(
+        "{identity}\
+         [listen]\nquic = \"{ANY}\"\nclient = \"{ANY}\"\n\
+         [relays]\nseeds = {seeds:?}\nquorum = {quorum}\n\
+         [headers]\nexplain = true\n\
+         [state]\ndir = {state}\n\
+         {admin}",
+        identity = identity(dir, name),
+        state = quoted(dir.join(format!("{name}.state"))),
+        admin = admin(dir, name),
+    )
+}
+
+fn identity(dir: &Path, name: &str) -> String {
+    format!(
+        "[identity]\ncert = {}\nkey = {}\nca = {}\ngrid_key = {}\n",
+        quoted(dir.join(format!("{name}.pem"))),
+        quoted(dir.join(format!("{name}-key.pem"))),
+        quoted(dir.join("ca.pem")),
+        quoted(dir.join("grid.key")),
+    )
+}
+
+fn admin(dir: &Path, name: &str) -> String {
+    let ready_file = quoted(ready_file(dir, name));
+    format!("[admin]\nlisten = \"{ANY}\"\nready_file = {ready_file}\n")
+}
+
+/// As TOML writes a text.
+fn quoted(text: impl AsRef<Path>) -> String {
+    let mut quoted = String::new();
+    text.as_ref()
+        .to_string_lossy()
+        .serialize(toml::ser::ValueSerializer::new(&mut quoted))
+        .expect("a text can be written as TOML");
+    quoted
+}

@@ -1,0 +1,114 @@
+//! What an edge says it knows of the grid (`/kvgrid/v1/sites`), as far as tests look at it.
+
+use serde::Deserialize;
+
+/// All that an edge knows.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Known {
+    /// Sites that it has heard of.
+    pub sites: Vec<KnownSite>,
+}
+
+/// What an edge knows of one site.
+#[derive(Clone, Debug, Deserialize)]
+pub struct KnownSite {
+    /// Its name.
+    pub site: String,
+    /// Whether a relay of it is connected.
+    pub alive: bool,
+    /// `closed`, `half_open` or `open`.
+    pub breaker: String,
+    /// Its relays.
+    pub relays: Vec<KnownRelay>,
+    /// What it serves.
+    pub models: Vec<KnownModel>,
+    /// What it has cached.
+    pub pools: Vec<KnownPool>,
+}
+
+/// What an edge knows of a relay.
+#[derive(Clone, Debug, Deserialize)]
+pub struct KnownRelay {
+    /// Its name.
+    pub id: String,
+    /// Whether the edge has a connection to it.
+    pub connected: bool,
+    /// Measured round trip.
+    pub rtt_ms: f64,
+}
+
+/// What an edge knows of a model at a site.
+#[derive(Clone, Debug, Deserialize)]
+pub struct KnownModel {
+    /// Whether it is served now.
+    pub ready: bool,
+    /// How to tokenise for it.
+    pub card: Option<KnownCard>,
+}
+
+/// What an edge knows of a card.
+#[derive(Clone, Debug, Deserialize)]
+pub struct KnownCard {
+    /// Whether prompts can be tokenised with it.
+    pub usable: bool,
+}
+
+/// What an edge knows of a pool.
+#[derive(Clone, Debug, Deserialize)]
+pub struct KnownPool {
+    /// `empty`, `syncing`, `live` or `stale`.
+    pub state: String,
+    /// `whole`, `partial`, `incomplete` or `none`.
+    pub completeness: String,
+    /// How many blocks are in it.
+    pub blocks: u64,
+    /// Up to where each of the source's publishers is applied.
+    pub applied: Vec<Applied>,
+}
+
+/// How far a publisher's events have come.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Applied {
+    /// The last sequence that can be searched.
+    pub sequence: u64,
+}
+
+impl Known {
+    /// What is known of this site.
+    pub fn site(&self, name: &str) -> Option<&KnownSite> {
+        self.sites.iter().find(|site| site.site == name)
+    }
+
+    /// Whether requests may go to the site, as far as the edge can see.
+    pub fn eligible(&self, name: &str) -> bool {
+        self.site(name).is_some_and(|site| {
+            site.alive && site.breaker == "closed" && site.models.iter().any(|model| model.ready)
+        })
+    }
+
+    /// Whether the edge can route to the site by what that has cached.
+    pub fn complete(&self, name: &str) -> bool {
+        let usable = |model: &KnownModel| model.card.as_ref().is_some_and(|card| card.usable);
+        let whole = |pool: &KnownPool| pool.state == "live" && pool.completeness == "whole";
+        self.eligible(name)
+            && self.site(name).is_some_and(|site| {
+                site.models.iter().all(usable)
+                    && !site.pools.is_empty()
+                    && site.pools.iter().all(whole)
+            })
+    }
+
+    /// Whether the site's engine's message of this sequence can be searched.
+    pub fn applied(&self, name: &str, sequence: u64) -> bool {
+        self.site(name).is_some_and(|site| {
+            let mut applied = site.pools.iter().flat_map(|pool| &pool.applied);
+            applied.any(|applied| applied.sequence == sequence)
+        })
+    }
+
+    /// How many blocks the edge knows at the site.
+    pub fn blocks(&self, name: &str) -> u64 {
+        let pools = self.site(name).map_or(&[][..], |site| &site.pools);
+        pools.iter().map(|pool| pool.blocks).sum()
+    }
+}

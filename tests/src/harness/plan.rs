@@ -1,0 +1,109 @@
+//! What a grid is made of: sites, edges and the links between them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::emulator::EngineConfig;
+use crate::link::LinkProperties;
+
+/// A site: an emulated engine and a relay beside it.
+#[derive(Clone, Debug)]
+pub struct SitePlan {
+    /// Its name.
+    pub name: String,
+    /// Where it is.
+    pub region: String,
+    /// What its engine is like.
+    pub engine: EngineConfig,
+}
+
+/// An edge and its links to sites.
+#[derive(Clone, Debug)]
+pub struct EdgePlan {
+    /// Its name.
+    pub name: String,
+    /// Where it is.
+    pub region: String,
+    /// The links to sites, by the sites' names.
+    pub links: BTreeMap<String, LinkProperties>,
+    /// Whether it is started with the grid, or later.
+    pub late: bool,
+}
+
+/// A grid to be started.
+#[derive(Clone, Debug, Default)]
+pub struct GridPlan {
+    /// Its sites.
+    pub sites: Vec<SitePlan>,
+    /// Its edges.
+    pub edges: Vec<EdgePlan>,
+}
+
+impl GridPlan {
+    /// The grid of the demo: sites in Frankfurt, Virginia and Seoul, and an edge at the first
+    /// and at the last of them.
+    pub fn around_the_world() -> Self {
+        Self::default()
+            .site("fra", "eu")
+            .site("iad", "us")
+            .site("icn", "ap")
+            .edge("eu-1", "eu", &[("fra", 4), ("iad", 90), ("icn", 239)])
+            .edge("ap-1", "ap", &[("fra", 239), ("iad", 90), ("icn", 4)])
+    }
+
+    /// Adds a site with an engine as fast as the formula says.
+    pub fn site(self, name: &str, region: &str) -> Self {
+        self.site_with(name, region, |_| {})
+    }
+
+    /// Adds a site with another engine.
+    pub fn site_with(
+        mut self,
+        name: &str,
+        region: &str,
+        change: impl FnOnce(&mut EngineConfig),
+    ) -> Self {
+        // A seed for each site: no two engines name a block alike.
+        let mut engine = EngineConfig {
+            seed: self.sites.len() as u64 + 1,
+            ..EngineConfig::default()
+        };
+        change(&mut engine);
+        self.sites.push(SitePlan {
+            name: name.to_owned(),
+            region: region.to_owned(),
+            engine,
+        });
+        self
+    }
+
+    /// Adds an edge with the round trips to its sites in milliseconds.
+    pub fn edge(self, name: &str, region: &str, round_trips: &[(&str, u64)]) -> Self {
+        self.plan_edge(name, region, round_trips, false)
+    }
+
+    /// Adds an edge that is not started with the others.
+    pub fn late_edge(self, name: &str, region: &str, round_trips: &[(&str, u64)]) -> Self {
+        self.plan_edge(name, region, round_trips, true)
+    }
+
+    fn plan_edge(
+        mut self,
+        name: &str,
+        region: &str,
+        round_trips: &[(&str, u64)],
+        late: bool,
+    ) -> Self {
+        let link = |ms: u64| LinkProperties::round_trip(Duration::from_millis(ms));
+        self.edges.push(EdgePlan {
+            name: name.to_owned(),
+            region: region.to_owned(),
+            links: round_trips
+                .iter()
+                .map(|(site, ms)| ((*site).to_owned(), link(*ms)))
+                .collect(),
+            late,
+        });
+        self
+    }
+}
