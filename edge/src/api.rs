@@ -211,6 +211,7 @@ impl<S: Sites> Api<S> {
         let body =
             receive::whole(&head.headers, body, config.body_bytes, config.body_timeout).await?;
         let asked = self.understand(endpoint, &head.headers, &body).await?;
+        self.0.metrics.prompt(asked.tokens);
         let begun = self.try_sites(&head, body, asked).await?;
         let site = begun.choice.site.clone();
         let response = begun.into_response(holds, &self.0.metrics, config.explain);

@@ -30,6 +30,7 @@ pub(crate) struct Metrics {
     prompt_tokens: Family<Site, Counter>,
     overlap_tokens: Family<Site, Counter>,
     blind: Counter,
+    prompts: Family<Tokens, Counter>,
     requests: Family<Answered, Counter>,
     passed_over: Family<PassedOver, Counter>,
     broken: Family<Site, Counter>,
@@ -44,6 +45,11 @@ struct Outcome {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Site {
     site: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Tokens {
+    tokens: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -69,6 +75,7 @@ impl Metrics {
             prompt_tokens: Family::default(),
             overlap_tokens: Family::default(),
             blind: Counter::default(),
+            prompts: Family::default(),
             requests: Family::default(),
             passed_over: Family::default(),
             broken: Family::default(),
@@ -112,6 +119,11 @@ impl Metrics {
             self.blind.clone(),
         );
         registry.register(
+            "prompts",
+            "Prompts, by how their tokens were found or why they were not",
+            self.prompts.clone(),
+        );
+        registry.register(
             "requests",
             "Requests answered, by site and status",
             self.requests.clone(),
@@ -148,6 +160,11 @@ impl Metrics {
             Err(Refusal::Unavailable) => "unavailable",
         };
         self.decisions.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// Counts a prompt: `tokens` says how its tokens were found, or why they were not.
+    pub(crate) fn prompt(&self, tokens: &'static str) {
+        self.prompts.get_or_create(&Tokens { tokens }).inc();
     }
 
     /// Counts the tokens of a request that is sent to a site.

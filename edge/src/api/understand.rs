@@ -47,6 +47,8 @@ pub(super) struct Asked {
     pub(super) input: RouteInput,
     /// Whether the tokens known are the whole prompt.
     pub(super) complete: bool,
+    /// How its tokens were found, or why not, in one word for the metrics.
+    pub(super) tokens: &'static str,
 }
 
 /// The fields that routing needs; the rest is skipped, but must be JSON.
@@ -93,7 +95,10 @@ impl<S: Sites> Api<S> {
             Ok(Some(asked)) => asked,
             Ok(None) | Err(_) => {
                 debug!(bytes = body.len(), "Prompt not tokenised in time");
-                skim(&hints, body).map(|(_, asked)| asked)
+                skim(&hints, body).map(|asked| Asked {
+                    tokens: "late",
+                    ..asked
+                })
             }
         }
     }
@@ -115,7 +120,7 @@ impl Hints {
     }
 }
 
-fn skim(hints: &Hints, body: &[u8]) -> Result<(ModelName, Asked), ApiError> {
+fn skim(hints: &Hints, body: &[u8]) -> Result<Asked, ApiError> {
     let malformed = |message: String, param| ApiError::Malformed { message, param };
     let skim: Skim<'_> = serde_json::from_slice(body).map_err(|error| {
         malformed(
@@ -134,14 +139,17 @@ fn skim(hints: &Hints, body: &[u8]) -> Result<(ModelName, Asked), ApiError> {
         .as_deref()
         .or(skim.prompt_cache_key.as_deref());
     let input = RouteInput {
-        model: model.clone(),
+        model,
         chains: Chains::new(HashSeed::new(None, None)),
         body_bytes: u64::try_from(body.len()).unwrap_or(u64::MAX),
         affinity: session.map(|session| xxh3_64(session.as_bytes())),
         rules: Vec::new(),
     };
-    let complete = true;
-    Ok((model, Asked { input, complete }))
+    Ok(Asked {
+        input,
+        complete: true,
+        tokens: "no_card",
+    })
 }
 
 fn understand(
@@ -151,15 +159,20 @@ fn understand(
     hints: &Hints,
     body: &[u8],
 ) -> Result<Asked, ApiError> {
-    let (model, mut asked) = skim(hints, body)?;
+    let mut asked = skim(hints, body)?;
     let tenant = hints.tenant.as_deref();
     let mut seed = None;
-    for digest in digests(view, &model) {
+    for digest in digests(view, &asked.input.model) {
         let Some(prompter) = cards.get(&digest.0) else {
+            asked.tokens = "card_not_usable";
             continue;
         };
-        let Some(prompt) = tokenise(&prompter, endpoint, body, tenant) else {
-            continue;
+        let prompt = match tokenise(&prompter, endpoint, body, tenant) {
+            Ok(prompt) => prompt,
+            Err(reason) => {
+                asked.tokens = reason;
+                continue;
+            }
         };
         let of_prompt = HashSeed::new(prompt.lora.as_deref(), prompt.namespace.as_deref());
         // Sites whose adapters are named otherwise than the first one's have other hashes.
@@ -168,15 +181,18 @@ fn understand(
         }
         asked.complete &= prompt.complete;
         if prompt.source == Source::Client {
+            asked.tokens = "client";
             asked.input.chains = Chains::of_every_site(prompt.tokens, of_prompt);
             break;
         }
+        asked.tokens = "tokenised";
         if asked.input.chains.is_empty() {
             asked.input.chains = Chains::new(of_prompt);
         }
         asked.input.chains.insert(digest, prompt.tokens);
     }
-    asked.input.chains.hash_for(view, model.id());
+    let model = asked.input.model.id();
+    asked.input.chains.hash_for(view, model);
     Ok(asked)
 }
 
@@ -192,31 +208,39 @@ fn digests(view: &GridView, model: &ModelName) -> Vec<CardDigest> {
     digests
 }
 
-/// The prompt's tokens by one card. A request must not fail because they can't be known.
+/// The prompt's tokens by one card, or why they can't be known; the request goes on.
 fn tokenise(
     prompter: &Prompter,
     endpoint: Endpoint,
     body: &[u8],
     tenant: Option<&str>,
-) -> Option<Prompt> {
+) -> Result<Prompt, &'static str> {
     let prompt = || match endpoint {
         Endpoint::Chat => prompter.chat(body, tenant),
         Endpoint::Completion => prompter.completion(body, tenant),
     };
     let model = prompter.model();
     match catch_unwind(AssertUnwindSafe(prompt)) {
-        Ok(Ok(prompt)) => Some(prompt),
-        Ok(Err(reason @ (PromptError::Several(_) | PromptError::Untokenised(_)))) => {
-            debug!(model, %reason, "Prompt has no one sequence of tokens");
-            None
-        }
-        Ok(Err(reason)) => {
-            debug!(model, %reason, "Prompt not tokenised");
-            None
+        Ok(Ok(prompt)) => Ok(prompt),
+        Ok(Err(error)) => {
+            debug!(model, %error, "Prompt not tokenised");
+            Err(reason(&error))
         }
         Err(_) => {
             error!(model, "Tokenising panicked");
-            None
+            Err("panic")
         }
+    }
+}
+
+const fn reason(error: &PromptError) -> &'static str {
+    match error {
+        PromptError::Malformed(_) => "malformed",
+        PromptError::Several(_) => "several_prompts",
+        PromptError::Untokenised(_) => "no_text",
+        PromptError::NoTemplate => "no_template",
+        PromptError::ForeignClock { .. } => "foreign_clock",
+        PromptError::Template(_) => "template",
+        PromptError::Tokenizer(_) => "tokenizer",
     }
 }

@@ -1,6 +1,8 @@
 use std::fs;
 use std::path::Path;
 
+use proptest::prelude::*;
+
 use super::*;
 
 fn fixture() -> PathBuf {
@@ -103,6 +105,23 @@ fn a_file_that_no_card_has_is_refused() {
     let error = with_header(|header| header.replacen("tokenizer.json", "../../passwd", 1));
 
     assert!(error.unwrap_err().to_string().contains("../../passwd"));
+}
+
+proptest! {
+    /// Whatever arrives, either it is refused or it is the one encoding of what it says.
+    #[test]
+    fn changed_bytes_are_refused_or_read_as_they_are(
+        changes in prop::collection::vec((0_usize..900, any::<u8>()), 1..4),
+    ) {
+        let mut bytes = card().encode();
+        for (at, byte) in changes {
+            bytes[at] = byte;
+        }
+
+        if let Ok(read) = Card::decode(&bytes) {
+            prop_assert_eq!(read.encode(), bytes);
+        }
+    }
 }
 
 #[test]
