@@ -5,11 +5,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use kvgrid_certs::{CredentialsError, GridKeyError, NodeCredentials, read_grid_key};
 use kvgrid_core::EdgeId;
+use kvgrid_core::backoff::BackoffConfig;
 use kvgrid_core::filter::MixKey;
-use kvgrid_core::view::GridView;
+use kvgrid_core::replication::ReplicaConfig;
+use kvgrid_prompt::{Cards, CardsConfig, LoadOptions};
 use kvgrid_runtime::http::ListenError;
 use kvgrid_runtime::{
     BindError, Clock, CloseReason, Node, NodeConfig, ReadyFile, Tasks, http, termination,
@@ -21,6 +22,7 @@ use crate::admin;
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::route::Router;
+use crate::subscribe::{self, SubscribeConfig};
 
 /// How long requests under way may go on once the edge is told to stop.
 const GRACE: Duration = Duration::from_secs(10);
@@ -80,7 +82,7 @@ async fn serve(config: Config) -> Result<(), NodeError> {
     let stop = termination(&tasks).map_err(NodeError::System)?;
     let credentials = NodeCredentials::load(&config.identity.files())?;
     let edge = edge_id(&credentials)?;
-    let _key = MixKey::from_bytes(&read_grid_key(&config.identity.grid_key)?);
+    let key = MixKey::from_bytes(&read_grid_key(&config.identity.grid_key)?);
     let node = Node::bind(NodeConfig::new(config.listen.quic, credentials), &tasks)?;
     let clients = listen("listen.client", config.listen.client)?;
     let operators = listen("admin.listen", config.admin)?;
@@ -91,16 +93,23 @@ async fn serve(config: Config) -> Result<(), NodeError> {
     ]);
 
     let clock = Clock::start();
-    let view = Arc::new(ArcSwap::from_pointee(GridView::default()));
-    let (metrics, registry) = Metrics::new(Arc::clone(&view));
+    let cards = Cards::new(cards_config(&config)).map_err(NodeError::System)?;
+    let follow = SubscribeConfig {
+        seeds: config.seeds,
+        replica: ReplicaConfig::with_keys(vec![Arc::new(key)]),
+        backoff: BackoffConfig::default(),
+        jitter_seed: seed(),
+    };
+    let grid = subscribe::start(follow, node.clone(), Arc::new(cards), clock, &tasks);
+    let (metrics, registry) = Metrics::new(Arc::clone(&grid.view));
     let router = Router::new(
-        Arc::clone(&view),
+        Arc::clone(&grid.view),
         config.policy,
         &config.retry,
         (clock, seed()),
         metrics.clone(),
     );
-    let health = admin::health(view, config.quorum);
+    let health = admin::health(grid.view, config.quorum);
     let admin = admin::admin(health, registry, edge.clone(), router);
     tasks.spawn_vital("admin", admin.serve(operators, tasks.clone()));
 
@@ -114,6 +123,16 @@ async fn serve(config: Config) -> Result<(), NodeError> {
     node.close(CloseReason::Stopping).await;
     info!("Stopped");
     Ok(())
+}
+
+fn cards_config(config: &Config) -> CardsConfig {
+    CardsConfig {
+        load: LoadOptions {
+            memo_bytes: config.prompt.memo_bytes,
+            ..LoadOptions::default()
+        },
+        ..CardsConfig::default()
+    }
 }
 
 fn edge_id(credentials: &NodeCredentials) -> Result<EdgeId, NodeError> {
