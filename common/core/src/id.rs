@@ -139,6 +139,13 @@ pub struct ModelId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId(pub u64);
 
+impl PoolId {
+    /// The id of the pool that this text describes.
+    pub fn of_text(description: &str) -> Self {
+        Self(xxh3_64(description.as_bytes()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

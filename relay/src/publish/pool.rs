@@ -1,0 +1,231 @@
+//! One pool as edges may subscribe to it.
+
+use std::fmt::Write;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kvgrid_core::block::{ChainHash, HashFormat};
+use kvgrid_core::event::Tier;
+use kvgrid_core::filter::{Geometry, MixKey};
+use kvgrid_core::replication::{Completeness, Epoch, Publisher, Replacement, ReplicaView, Seq};
+use kvgrid_core::residency::PoolOp;
+use kvgrid_core::view::PoolView;
+use kvgrid_core::{Instant, ModelName, PoolId};
+use tokio::sync::watch;
+use tracing::info;
+
+use super::{Hub, HubConfig};
+
+/// Blocks a pool is made for when nobody knows how many there can be: a table of 32 KiB, which
+/// grows when it must.
+const UNKNOWN_CAPACITY: u64 = 10_000;
+
+/// What a pool is of.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolSpec {
+    /// The model whose blocks it holds.
+    pub(crate) model: ModelName,
+    /// The configured source that feeds it.
+    pub(crate) source: String,
+    /// Tokens of a block.
+    pub(crate) block_size: NonZeroU32,
+    /// How its blocks are hashed.
+    pub(crate) format: HashFormat,
+    /// Where the blocks are kept.
+    pub(crate) tier: Tier,
+    /// Whether a block is published only while all before it are.
+    pub(crate) closed: bool,
+    /// Blocks that there can be, where known.
+    pub(crate) capacity_blocks: Option<u64>,
+}
+
+impl PoolSpec {
+    /// The same for the same pool after a restart, so that edges know it again.
+    fn id(&self) -> PoolId {
+        let mut name = String::new();
+        for part in [self.model.as_str(), &self.source] {
+            // Lengths keep two names from flowing into each other.
+            let _ = write!(name, "{}:{part}/", part.len());
+        }
+        let _ = write!(
+            name,
+            "{}/{:?}/{:?}",
+            self.block_size, self.format, self.tier
+        );
+        PoolId::of_text(&name)
+    }
+}
+
+/// Whether a pool is still fed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lifetime {
+    Offered,
+    Withdrawn,
+}
+
+/// A pool and who waits for its news.
+pub(super) struct Pool {
+    view: PoolView,
+    key: Arc<MixKey>,
+    /// Held for microseconds, never across an await.
+    publisher: Mutex<Publisher>,
+    news: watch::Sender<Lifetime>,
+}
+
+impl Pool {
+    pub(super) fn new(spec: &PoolSpec, config: &HubConfig) -> Self {
+        let capacity = spec.capacity_blocks.unwrap_or(UNKNOWN_CAPACITY);
+        let geometry = Geometry::for_capacity(capacity, config.key.id());
+        let table = Replacement::empty(Arc::clone(&config.key), geometry);
+        let epoch = Epoch::new(config.incarnation, 0);
+        let mut publisher = Publisher::new(config.publisher, table, epoch);
+        publisher.set_completeness(Completeness::Partial, config.clock.now());
+        publisher.close();
+        Self {
+            view: PoolView {
+                id: spec.id(),
+                model: spec.model.id(),
+                source: spec.source.as_str().into(),
+                block_size: spec.block_size,
+                format: spec.format,
+                tier: spec.tier,
+                closed: spec.closed,
+                replica: ReplicaView::default(),
+            },
+            key: Arc::clone(&config.key),
+            publisher: Mutex::new(publisher),
+            news: watch::Sender::new(Lifetime::Offered),
+        }
+    }
+
+    pub(super) const fn id(&self) -> PoolId {
+        self.view.id
+    }
+
+    pub(super) const fn view(&self) -> &PoolView {
+        &self.view
+    }
+
+    /// Woken whenever a subscription may have something to poll, and when the pool is withdrawn.
+    pub(super) fn news(&self) -> watch::Receiver<Lifetime> {
+        self.news.subscribe()
+    }
+
+    /// A panic elsewhere leaves at worst a batch half told, which the digests would show.
+    pub(super) fn publisher(&self) -> MutexGuard<'_, Publisher> {
+        self.publisher
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How a pool stands, for metrics and operators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PoolStatus {
+    /// The life of its filter.
+    pub(crate) epoch: Epoch,
+    /// The last closed batch.
+    pub(crate) seq: Seq,
+    /// Blocks in it.
+    pub(crate) blocks: u64,
+    /// How much it knows.
+    pub(crate) completeness: Completeness,
+}
+
+/// Where one pool's changes are told. Dropping it withdraws the pool.
+///
+/// Told changes are published with the next batch: the owner calls [`Self::handle_timeout`] at
+/// [`Self::poll_timeout`], and [`Self::grow_if_due`] after it.
+pub(crate) struct PoolPublisher {
+    pool: Arc<Pool>,
+    hub: Hub,
+}
+
+impl PoolPublisher {
+    pub(super) const fn new(pool: Arc<Pool>, hub: Hub) -> Self {
+        Self { pool, hub }
+    }
+
+    /// Tells changes of the published set, in their order.
+    pub(crate) fn apply(&self, changes: impl IntoIterator<Item = PoolOp>, now: Instant) {
+        self.update(|publisher| {
+            for change in changes {
+                match change {
+                    PoolOp::Insert(chain) => publisher.insert(chain, now),
+                    PoolOp::Remove(chain) => publisher.remove(chain, now),
+                }
+            }
+        });
+    }
+
+    /// All changes of a source publisher up to this sequence of its own have been told.
+    pub(crate) fn applied(&self, publisher: u64, sequence: u64, now: Instant) {
+        self.update(|pool| pool.set_applied(publisher, sequence, now));
+    }
+
+    /// A source publisher is gone, and its changes have been told.
+    pub(crate) fn forget(&self, publisher: u64, now: Instant) {
+        self.update(|pool| pool.forget_applied(publisher, now));
+    }
+
+    /// How much the pool knows of its site.
+    pub(crate) fn set_completeness(&self, completeness: Completeness, now: Instant) {
+        self.update(|publisher| publisher.set_completeness(completeness, now));
+    }
+
+    /// When the open batch is due.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.pool.publisher().poll_timeout()
+    }
+
+    /// Closes the open batch if it is due.
+    pub(crate) fn handle_timeout(&self, now: Instant) {
+        self.update(|publisher| publisher.handle_timeout(now));
+    }
+
+    /// Moves to a larger table if this one is crowded. `live` gives every block that was told as
+    /// inserted and not as removed, and is not asked otherwise.
+    pub(crate) fn grow_if_due<I>(&self, live: impl FnOnce() -> I)
+    where
+        I: IntoIterator<Item = ChainHash, IntoIter: Clone>,
+    {
+        let Some(geometry) = self.pool.publisher().growth() else {
+            return;
+        };
+        // Built outside the lock: subscribers go on with what there is.
+        let table = Replacement::build(Arc::clone(&self.pool.key), geometry, live());
+        let chunks = table.geometry().chunks();
+        self.update(|publisher| publisher.replace(table));
+        let status = self.status();
+        info!(pool = %self.pool.view.source, epoch = %status.epoch, blocks = status.blocks, chunks, "Pool grew");
+    }
+
+    /// How the pool stands.
+    pub(crate) fn status(&self) -> PoolStatus {
+        let publisher = self.pool.publisher();
+        PoolStatus {
+            epoch: publisher.epoch(),
+            seq: publisher.seq(),
+            blocks: publisher.blocks(),
+            completeness: publisher.completeness(),
+        }
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Publisher)) {
+        let news = {
+            let mut publisher = self.pool.publisher();
+            change(&mut publisher);
+            publisher.take_news()
+        };
+        if news {
+            self.pool.news.send_modify(|_| {});
+        }
+    }
+}
+
+impl Drop for PoolPublisher {
+    fn drop(&mut self) {
+        self.hub.remove_pool(&self.pool);
+        self.pool.news.send_replace(Lifetime::Withdrawn);
+    }
+}
