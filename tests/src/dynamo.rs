@@ -5,9 +5,11 @@
 //! they aren't there yet. With `KVGRID_SKIP_DYNAMO=1` it prints a line
 //! `skipped: <test>: <reason>` past cargo's capture, which `.ci/run` counts, and gives
 //! nothing. [`Site`] is one site: its processes can be killed and started again apart.
+//! [`Grid`] is several of them behind an edge.
 
 mod answer;
 mod engine;
+mod grid;
 mod install;
 mod ports;
 mod process;
@@ -21,6 +23,7 @@ use anyhow::{Context as _, Result};
 
 pub use answer::Answer;
 pub use engine::Engine;
+pub use grid::Grid;
 pub use install::{Installation, python_packages};
 pub use site::{Site, SiteOptions};
 
@@ -67,17 +70,8 @@ impl Dynamo {
     }
 }
 
-/// The model directory that the tests' sites serve.
-pub fn tiny_chat() -> PathBuf {
-    fixtures().join("tiny-chat")
-}
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
-}
-
 fn requirements_file() -> PathBuf {
-    fixtures().join("dynamo-requirements.txt")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/dynamo-requirements.txt")
 }
 
 /// Says that a test was skipped, where cargo's capture of passing tests doesn't swallow it.

@@ -16,17 +16,16 @@ use kvgrid_certs::{Identity, Overwrite, TrustDomain, Validity};
 use kvgrid_core::{EdgeId, Region, RelayId, SiteId};
 use kvgrid_runtime::Tasks;
 use tempfile::TempDir;
-use tokio::time::{Instant, sleep};
 
 use crate::client::Client;
 use crate::link::Switch;
 
-mod config;
+pub(crate) mod config;
 mod conversation;
 mod edge;
 mod known;
 mod plan;
-mod process;
+pub(crate) mod process;
 mod site;
 
 pub use config::{MODEL, model_dir};
@@ -163,9 +162,7 @@ impl Grid {
 
     /// What an edge knows.
     pub async fn known(&self, edge: &str) -> anyhow::Result<Known> {
-        let url = format!("{}/kvgrid/v1/sites", self.admin_url(edge)?);
-        let page = self.client.get(&url).await?;
-        serde_json::from_slice(&page.body).with_context(|| format!("{url} is not understood"))
+        Known::ask(&self.client, &self.admin_url(edge)?).await
     }
 
     /// Waits for a condition on what an edge knows.
@@ -175,20 +172,11 @@ impl Grid {
         what: &str,
         is: impl Fn(&Known) -> bool,
     ) -> anyhow::Result<()> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let known = self.known(edge).await?;
-            if is(&known) {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                bail!(
-                    "{edge}: not after {PATIENCE:?}: {what}; {known:#?}\n{}",
-                    self.edge(edge)?.last_output()
-                );
-            }
-            sleep(process::POLL).await;
-        }
+        let admin_url = self.admin_url(edge)?;
+        Known::until(&self.client, &admin_url, what, PATIENCE, is)
+            .await
+            .with_context(|| format!("{edge}, which said:\n{}", self.edges[edge].last_output()))?;
+        Ok(())
     }
 
     /// Waits until every edge that runs knows every site that runs, whole, and is ready.

@@ -1,6 +1,6 @@
 //! One Dynamo site: a frontend and a mocked worker that publishes its engine's events.
 
-use std::path::PathBuf;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -10,14 +10,14 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 use super::process::Daemon;
-use super::{Answer, Dynamo, Engine, ports, tiny_chat};
+use super::{Answer, Dynamo, Engine, ports};
 use crate::client::Client;
+use crate::harness::config::Beside;
+use crate::harness::{MODEL, model_dir};
 
 /// How long a start may take on a machine that is busy with other things.
 const START_PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
-/// The name under which every site serves the fixture.
-const MODEL: &str = "tiny-chat";
 
 /// What differs between sites.
 #[derive(Clone, Debug)]
@@ -25,9 +25,9 @@ pub struct SiteOptions {
     /// The site's name and its Dynamo namespace.
     pub name: String,
     /// Tokens in a block.
-    pub block_size: u32,
+    pub block_size: NonZeroU32,
     /// Blocks in the cache.
-    pub blocks: u32,
+    pub blocks: usize,
     /// How many times faster than the mocker's model of an engine.
     pub speedup: u32,
 }
@@ -37,7 +37,7 @@ impl SiteOptions {
     pub fn named(name: &str) -> Self {
         Self {
             name: name.to_owned(),
-            block_size: 16,
+            block_size: const { NonZeroU32::new(16).expect("16 is not zero") },
             blocks: 2048,
             speedup: 10,
         }
@@ -113,39 +113,21 @@ impl Site {
         &self.options.name
     }
 
-    /// The name of the model it serves.
-    pub fn model(&self) -> &'static str {
-        MODEL
-    }
-
-    /// The directory of that model.
-    pub fn model_dir(&self) -> PathBuf {
-        tiny_chat()
-    }
-
-    /// Tokens in a block.
-    pub fn block_size(&self) -> u32 {
-        self.options.block_size
-    }
-
     /// The frontend's address for clients and relays.
     pub fn frontend_url(&self) -> String {
         format!("http://127.0.0.1:{}", self.ports.http)
     }
 
-    /// The worker's Prometheus page.
-    pub fn metrics_url(&self) -> String {
-        format!("http://127.0.0.1:{}/metrics", self.ports.system)
-    }
-
-    /// Where the engine publishes its events.
-    pub fn events_endpoint(&self) -> String {
-        format!("tcp://127.0.0.1:{}", self.ports.events)
-    }
-
-    /// Where the engine repeats them.
-    pub fn replay_endpoint(&self) -> String {
-        format!("tcp://127.0.0.1:{}", self.ports.replay)
+    /// What a relay needs to know of it.
+    pub(crate) fn beside(&self) -> Beside {
+        Beside {
+            frontend: self.frontend_url(),
+            events: format!("tcp://127.0.0.1:{}", self.ports.events),
+            replay: format!("tcp://127.0.0.1:{}", self.ports.replay),
+            metrics: format!("http://127.0.0.1:{}/metrics", self.ports.system),
+            block_size: self.options.block_size,
+            capacity_blocks: self.options.blocks,
+        }
     }
 
     /// What the engine published.
@@ -242,7 +224,7 @@ impl Drop for Site {
 }
 
 fn worker_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
-    let model_path = tiny_chat().display().to_string();
+    let model_path = model_dir().display().to_string();
     [
         ("--model-path", model_path),
         ("--model-name", MODEL.to_owned()),

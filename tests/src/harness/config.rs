@@ -1,6 +1,7 @@
 //! The configuration files of a grid's nodes.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -14,7 +15,7 @@ use crate::node::Addresses;
 pub const MODEL: &str = "tiny-chat";
 
 /// Any free port.
-pub(super) const ANY: SocketAddr =
+pub(crate) const ANY: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 /// The directory of a small model, with a tokenizer and a chat template but no weights.
@@ -23,7 +24,7 @@ pub fn model_dir() -> PathBuf {
 }
 
 /// Writes `<dir>/<name>.toml`.
-pub(super) fn write(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
+pub(crate) fn write(dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
     let path = dir.join(format!("{name}.toml"));
     std::fs::write(&path, text).with_context(|| format!("{} can't be written", path.display()))
 }
@@ -49,36 +50,58 @@ pub(super) fn emulator(
     Ok(toml::to_string(&config)?)
 }
 
-/// A relay beside the engine with these addresses.
-pub(super) fn relay(
-    dir: &Path,
-    name: &str,
-    engine: &EngineConfig,
-    addresses: &Addresses,
-    quic: SocketAddr,
-) -> String {
-    let (http, publish, replay) = (addresses["http"], addresses["publish"], addresses["replay"]);
+/// What a relay stands beside.
+pub(crate) struct Beside {
+    pub(crate) frontend: String,
+    pub(crate) events: String,
+    pub(crate) replay: String,
+    pub(crate) metrics: String,
+    pub(crate) block_size: NonZeroU32,
+    pub(crate) capacity_blocks: usize,
+}
+
+impl Beside {
+    /// An emulated engine with these addresses, which is its own frontend.
+    pub(super) fn engine(engine: &EngineConfig, addresses: &Addresses) -> Self {
+        let at = |what: &str| addresses[what];
+        Self {
+            frontend: format!("http://{}", at("http")),
+            events: format!("tcp://{}", at("publish")),
+            replay: format!("tcp://{}", at("replay")),
+            metrics: format!("http://{}/metrics", at("http")),
+            block_size: engine.block_size,
+            capacity_blocks: engine.capacity_blocks,
+        }
+    }
+}
+
+/// A relay.
+pub(crate) fn relay(dir: &Path, name: &str, beside: &Beside, quic: SocketAddr) -> String {
     format!(
         "{identity}\
          [listen]\nquic = \"{quic}\"\n\
-         [frontend]\nurl = \"http://{http}\"\n\
+         [frontend]\nurl = {frontend:?}\n\
          [card]\nmodel = {model}\ndir = {dir}\nblock_size = {block_size}\n\
          capacity_blocks = {capacity}\n\
          [[source]]\nkind = \"engine-zmq\"\n\
-         endpoints = [{{ events = \"tcp://{publish}\", replay = \"tcp://{replay}\" }}]\n\
-         [load]\nurls = [\"http://{http}/metrics\"]\n\
+         endpoints = [{{ events = {events:?}, replay = {replay:?} }}]\n\
+         [load]\nurls = [{metrics:?}]\n\
          {admin}",
         identity = identity(dir, name),
+        frontend = beside.frontend,
         model = quoted(MODEL),
         dir = quoted(model_dir()),
-        block_size = engine.block_size,
-        capacity = engine.capacity_blocks,
+        block_size = beside.block_size,
+        capacity = beside.capacity_blocks,
+        events = beside.events,
+        replay = beside.replay,
+        metrics = beside.metrics,
         admin = admin(dir, name),
     )
 }
 
 /// An edge that finds the grid at `seeds` and is ready once it sees `quorum` sites.
-pub(super) fn edge(dir: &Path, name: &str, seeds: &[SocketAddr], quorum: usize) -> String {
+pub(crate) fn edge(dir: &Path, name: &str, seeds: &[SocketAddr], quorum: usize) -> String {
     let seeds: Vec<String> = seeds.iter().map(ToString::to_string).collect();
     format!(
         "{identity}\

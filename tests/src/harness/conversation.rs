@@ -95,7 +95,7 @@ impl Conversation {
 
     /// Asks `url`, which is called `asked`, and takes the answer in. A turn that fails
     /// leaves the conversation as it was.
-    pub(super) async fn turn(
+    pub(crate) async fn turn(
         &mut self,
         client: &Client,
         asked: &str,

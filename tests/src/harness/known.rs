@@ -1,6 +1,13 @@
 //! What an edge says it knows of the grid (`/kvgrid/v1/sites`), as far as tests look at it.
 
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
 use serde::Deserialize;
+use tokio::time::{Instant, sleep};
+
+use super::process::POLL;
+use crate::client::Client;
 
 /// All that an edge knows.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -74,6 +81,34 @@ pub struct Applied {
 }
 
 impl Known {
+    /// Asks the edge whose admin server is at `admin_url`.
+    pub(crate) async fn ask(client: &Client, admin_url: &str) -> anyhow::Result<Self> {
+        let url = format!("{admin_url}/kvgrid/v1/sites");
+        let page = client.get(&url).await?;
+        serde_json::from_slice(&page.body).with_context(|| format!("{url} is not understood"))
+    }
+
+    /// Asks until a condition is met.
+    pub(crate) async fn until(
+        client: &Client,
+        admin_url: &str,
+        what: &str,
+        patience: Duration,
+        is: impl Fn(&Self) -> bool,
+    ) -> anyhow::Result<Self> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let known = Self::ask(client, admin_url).await?;
+            if is(&known) {
+                return Ok(known);
+            }
+            if Instant::now() > deadline {
+                bail!("not after {patience:?}: {what}; {known:#?}");
+            }
+            sleep(POLL).await;
+        }
+    }
+
     /// What is known of this site.
     pub fn site(&self, name: &str) -> Option<&KnownSite> {
         self.sites.iter().find(|site| site.site == name)

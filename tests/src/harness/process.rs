@@ -21,7 +21,7 @@ const START: Duration = Duration::from_secs(30);
 /// How long a node may take to end once it is told to.
 const STOP: Duration = Duration::from_secs(15);
 /// How often conditions are looked at.
-pub(super) const POLL: Duration = Duration::from_millis(10);
+pub(crate) const POLL: Duration = Duration::from_millis(10);
 /// Lines of the output that an error shows.
 const SHOWN_LINES: usize = 40;
 /// Tells a node that its standard input is a leash.
@@ -44,7 +44,7 @@ pub struct Process {
 impl Process {
     /// A node of this kind (`relay`, `edge`, `emulator`, `link`) with its configuration
     /// already written to `<dir>/<name>.toml`; not yet started.
-    pub(super) fn new(program: &Path, kind: &str, dir: &Path, name: &str) -> Self {
+    pub(crate) fn new(program: &Path, kind: &str, dir: &Path, name: &str) -> Self {
         let path = |suffix: &str| dir.join(format!("{name}.{suffix}"));
         let arguments = ["node", kind, "--config"].map(OsString::from);
         Self {
@@ -61,7 +61,7 @@ impl Process {
     }
 
     /// Starts it; output is appended to its file.
-    pub(super) fn start(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn start(&mut self) -> anyhow::Result<()> {
         self.kill();
         // A node that was killed has left its own.
         let _ = std::fs::remove_file(&self.ready_file);
@@ -89,7 +89,7 @@ impl Process {
     }
 
     /// Waits until it says that it is ready, and where it listens.
-    pub(super) async fn ready(&mut self) -> anyhow::Result<Addresses> {
+    pub(crate) async fn ready(&mut self) -> anyhow::Result<Addresses> {
         let deadline = Instant::now() + START;
         loop {
             if let Ok(text) = std::fs::read(&self.ready_file) {
@@ -113,7 +113,7 @@ impl Process {
     }
 
     /// SIGKILL, as a machine that loses power: nothing is said to anyone.
-    pub(super) fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             // Both fail only for a process that has ended already.
             let _ = child.kill();
@@ -122,7 +122,7 @@ impl Process {
     }
 
     /// SIGTERM, and SIGKILL if that is not enough; says whether it was.
-    pub(super) async fn stop(&mut self) -> bool {
+    pub(crate) async fn stop(&mut self) -> bool {
         let Some(child) = &self.child else {
             return true;
         };

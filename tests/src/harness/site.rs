@@ -116,8 +116,8 @@ impl Site {
 
     async fn start_relay(&mut self) -> anyhow::Result<()> {
         let (plan, name) = (&self.plan, self.plan.relay_name());
-        let addresses = &self.engine_addresses;
-        let text = config::relay(&self.dir, &name, &plan.engine, addresses, self.quic);
+        let beside = config::Beside::engine(&plan.engine, &self.engine_addresses);
+        let text = config::relay(&self.dir, &name, &beside, self.quic);
         config::write(&self.dir, &name, &text)?;
         self.relay.start()?;
         let bound = self.relay.ready().await?;

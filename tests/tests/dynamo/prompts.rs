@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use kvgrid_core::block::{HashFormat, HashSeed, chain_hashes};
 use kvgrid_prompt::{Card, CardOptions, LoadOptions, Prompter};
-use kvgrid_tests::dynamo::tiny_chat;
+use kvgrid_tests::harness::{MODEL, model_dir};
 
 use crate::traffic::{BLOCK, Question};
 
@@ -16,8 +16,8 @@ pub(crate) struct Tokens {
 
 impl Tokens {
     pub(crate) fn new() -> Self {
-        let options = CardOptions::new("tiny-chat", block_size());
-        let card = Card::from_model_dir(&tiny_chat(), options).unwrap();
+        let options = CardOptions::new(MODEL, block_size());
+        let card = Card::from_model_dir(&model_dir(), options).unwrap();
         let prompter = Prompter::load(&card, &LoadOptions::default()).unwrap();
         Self { prompter }
     }

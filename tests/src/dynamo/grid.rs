@@ -1,0 +1,189 @@
+//! Real sites, a relay beside each, and one edge that clients ask.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use kvgrid_certs::{Identity, Overwrite, TrustDomain, Validity};
+use kvgrid_core::{EdgeId, Region, RelayId, SiteId};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+
+use super::{Answer, Dynamo, Site, SiteOptions};
+use crate::client::Client;
+use crate::harness::process::Process;
+use crate::harness::{Conversation, Known, MODEL, Turn, config};
+
+/// How long an event may take from an engine to the edge on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+const EDGE: &str = "eu-1";
+
+/// A running grid of real sites. Dropping it ends all of it; after a panic it shows what
+/// everything said last.
+#[derive(Debug)]
+pub struct Grid {
+    sites: BTreeMap<String, Site>,
+    relays: Vec<Process>,
+    edge: Process,
+    client: Client,
+    client_url: String,
+    admin_url: String,
+    // Last: nodes write into it until they have ended.
+    _dir: TempDir,
+}
+
+impl Grid {
+    /// Starts sites, relays and the edge, and waits until the edge knows all sites whole.
+    /// Nodes run as processes of `program`.
+    pub async fn start(dynamo: &Dynamo, sites: Vec<SiteOptions>, program: &Path) -> Result<Self> {
+        let tempdir = tempfile::Builder::new().prefix("kvgrid-").tempdir()?;
+        let dir = tempdir.path();
+        let realm = TrustDomain::new("grid.example")?;
+        kvgrid_certs::init(dir, realm.clone(), Overwrite::Refuse)?;
+        let mut grid = Self {
+            sites: BTreeMap::new(),
+            relays: Vec::new(),
+            edge: Process::new(program, "edge", dir, EDGE),
+            client: Client::default(),
+            client_url: String::new(),
+            admin_url: String::new(),
+            _dir: tempdir,
+        };
+        let dir = grid._dir.path().to_owned();
+        let mut seeds = Vec::new();
+        for options in sites {
+            let site = Site::start(dynamo, options).await?;
+            let name = format!("{}-1", site.name());
+            let (id, relay_id) = (SiteId::new(site.name())?, RelayId::new(&name)?);
+            issue(&dir, &Identity::relay(realm.clone(), id, relay_id))?;
+            let text = config::relay(&dir, &name, &site.beside(), config::ANY);
+            config::write(&dir, &name, &text)?;
+            let mut relay = Process::new(program, "relay", &dir, &name);
+            relay.start()?;
+            seeds.push(relay.ready().await?["quic"]);
+            grid.relays.push(relay);
+            grid.sites.insert(site.name().to_owned(), site);
+        }
+        issue(
+            &dir,
+            &Identity::edge(realm, Region::new("eu")?, EdgeId::new(EDGE)?),
+        )?;
+        config::write(&dir, EDGE, &config::edge(&dir, EDGE, &seeds, seeds.len()))?;
+        grid.start_edge().await?;
+        Ok(grid)
+    }
+
+    async fn start_edge(&mut self) -> Result<()> {
+        self.edge.start()?;
+        let addresses = self.edge.ready().await?;
+        self.client_url = format!("http://{}", addresses["client"]);
+        self.admin_url = format!("http://{}", addresses["admin"]);
+        let names: Vec<&String> = self.sites.keys().collect();
+        self.until("all sites are known", PATIENCE, |known| {
+            names.iter().all(|name| known.complete(name))
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// The names of the sites.
+    pub fn site_names(&self) -> Vec<String> {
+        self.sites.keys().cloned().collect()
+    }
+
+    /// A site.
+    ///
+    /// # Panics
+    ///
+    /// If there is none of this name.
+    pub fn site(&mut self, name: &str) -> &mut Site {
+        self.sites
+            .get_mut(name)
+            .expect("the test names a site of the grid")
+    }
+
+    /// Sends JSON to the edge.
+    pub async fn post(&self, path: &str, body: &Value) -> Result<Answer> {
+        let url = format!("{}{path}", self.client_url);
+        Ok(self.client.post(&url, body).await?.into())
+    }
+
+    /// Asks the edge for a conversation's next turn.
+    pub async fn turn(&self, conversation: &mut Conversation) -> Result<Turn> {
+        conversation
+            .turn(&self.client, EDGE, &self.client_url)
+            .await
+    }
+
+    /// Asks a site past the edge.
+    pub async fn ask_site(&self, site: &str, conversation: &mut Conversation) -> Result<Turn> {
+        let url = self.sites[site].frontend_url();
+        conversation.turn(&self.client, site, &url).await
+    }
+
+    /// Gives a site something to do, one request after the other, until this is dropped.
+    pub fn keep_busy(&self, site: &str) -> JoinSet<()> {
+        let url = format!("{}/v1/completions", self.sites[site].frontend_url());
+        let client = self.client.clone();
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            let body = json!({"model": MODEL, "max_tokens": 500, "prompt": "a"});
+            while client.post(&url, &body).await.is_ok() {}
+        });
+        task
+    }
+
+    /// What the edge knows.
+    pub async fn known(&self) -> Result<Known> {
+        Known::ask(&self.client, &self.admin_url).await
+    }
+
+    /// Waits for a condition on what the edge knows.
+    pub async fn until(
+        &self,
+        what: &str,
+        patience: Duration,
+        is: impl Fn(&Known) -> bool,
+    ) -> Result<Known> {
+        Known::until(&self.client, &self.admin_url, what, patience, is).await
+    }
+
+    /// Waits until the edge has applied all that the engines say they have published.
+    pub async fn until_applied(&mut self) -> Result<()> {
+        let mut published = Vec::new();
+        for (name, site) in &mut self.sites {
+            let last = site.engine().last_sequence().await;
+            if let Some(sequence) = last.with_context(|| format!("asking {name}'s engine"))? {
+                published.push((name.clone(), sequence));
+            }
+        }
+        let is = |known: &Known| {
+            let mut all = published.iter();
+            all.all(|(name, sequence)| known.applied(name, *sequence))
+        };
+        self.until(&format!("{published:?} is applied"), PATIENCE, is)
+            .await?;
+        Ok(())
+    }
+}
+
+impl Drop for Grid {
+    #[allow(
+        clippy::print_stderr,
+        reason = "the test runner shows it with the failed test"
+    )]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for node in self.relays.iter().chain([&self.edge]) {
+                eprintln!("--- last output of {}\n{}", node.name(), node.last_output());
+            }
+        }
+    }
+}
+
+fn issue(dir: &Path, identity: &Identity) -> Result<()> {
+    kvgrid_certs::issue(dir, identity, Validity::days(1)?, Overwrite::Refuse)?;
+    Ok(())
+}
