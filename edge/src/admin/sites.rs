@@ -430,3 +430,6 @@ const fn completeness_name(completeness: Completeness) -> &'static str {
         Completeness::None => "none",
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,221 @@
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use kvgrid_core::block::HashSeed;
+use kvgrid_core::id::{ModelName, PoolId, Region, RelayId, SiteId};
+use kvgrid_core::label::Labels;
+use kvgrid_core::load::{ForeignLoad, GatewayLoad, RelayEcho};
+use kvgrid_core::replication::{Epoch, ReplicaView, Seq};
+use kvgrid_core::routing::{Chains, Policy};
+use kvgrid_core::view::{CardDigest, GridView};
+use kvgrid_runtime::Clock;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::config::RetryTable;
+use crate::metrics::Metrics;
+use crate::route::RouteInput;
+
+fn model() -> ModelName {
+    ModelName::new("tiny-chat").unwrap()
+}
+
+fn block_size() -> NonZeroU32 {
+    NonZeroU32::new(16).unwrap()
+}
+
+fn site() -> SiteView {
+    let relay = RelayId::new("fra-1").unwrap();
+    SiteView {
+        site: SiteId::new("fra").unwrap(),
+        region: Some(Region::new("eu").unwrap()),
+        labels: Labels::from_pairs([("country", "de")]).unwrap(),
+        alive: true,
+        relays: vec![RelayView {
+            id: relay.clone(),
+            connected: true,
+            draining: false,
+            rtt: Duration::from_micros(4500),
+            path_rate: None,
+            window: Some(14_720),
+        }],
+        models: vec![ModelView {
+            id: model().id(),
+            name: model(),
+            ready: true,
+            card: Some(CardInfo {
+                digest: CardDigest([0xab; 32]),
+                block_size: block_size(),
+                format: HashFormat::Standard,
+                capacity_blocks: Some(4096),
+                context_length: None,
+                usable: true,
+            }),
+        }],
+        pools: vec![pool()],
+        load: SiteLoad {
+            relays: vec![RelayEcho {
+                relay,
+                at: Instant::ZERO,
+                echo: 12,
+            }],
+            models: vec![load()],
+        },
+    }
+}
+
+fn pool() -> PoolView {
+    PoolView {
+        id: PoolId(0xc5d),
+        model: model().id(),
+        source: "engines".into(),
+        block_size: block_size(),
+        format: HashFormat::Standard,
+        tier: Tier::Device,
+        closed: true,
+        replica: ReplicaView {
+            state: ReplicaState::Live,
+            epoch: Epoch::from_bits(0x4f2a_0001),
+            seq: Seq(17),
+            applied: [(1, 311)].into(),
+            blocks: 1250,
+            completeness: Completeness::Whole,
+            ..ReplicaView::default()
+        },
+    }
+}
+
+fn load() -> ModelLoad {
+    ModelLoad {
+        model: model().id(),
+        engines: Some(EngineSum {
+            ranks: 1,
+            at: Instant::ZERO,
+            running: 2,
+            waiting: 1,
+            kv_use: Some(0.25),
+            foreign: ForeignLoad::default(),
+        }),
+        gateway: Some(GatewaySum {
+            load: GatewayLoad {
+                in_flight: 3,
+                queued_tokens: 500,
+                arrivals_per_s: 0.5,
+                prefill_ms_per_token: None,
+            },
+            at: Instant::ZERO,
+        }),
+    }
+}
+
+fn router(site: SiteView) -> Router {
+    let view = Arc::new(ArcSwap::from_pointee(GridView::new(vec![site])));
+    let (metrics, _) = Metrics::new(Arc::clone(&view));
+    let retry = RetryTable {
+        failures: 1,
+        ..RetryTable::default()
+    };
+    let clock = (Clock::start(), 1);
+    Router::new(view, Policy::default(), &retry, clock, metrics)
+}
+
+/// What the page shows of its one site, without ages, which differ from run to run.
+fn shown(router: &Router) -> Value {
+    let text = page(&EdgeId::new("eu-1").unwrap(), router);
+    let mut page: Value = serde_json::from_str(&text).unwrap();
+    let mut site = page["sites"][0].take();
+    for part in [
+        "/load/relays/0",
+        "/load/models/0/engines",
+        "/load/models/0/gateway",
+    ] {
+        let part = site.pointer_mut(part).unwrap().as_object_mut().unwrap();
+        assert!(part.remove("age_ms").unwrap().as_f64().unwrap() >= 0.0);
+    }
+    site
+}
+
+#[test]
+fn a_site_is_shown_with_all_that_is_known_of_it() {
+    let expected = json!({
+        "site": "fra",
+        "region": "eu",
+        "labels": {"country": "de"},
+        "alive": true,
+        "breaker": "closed",
+        "relays": [{
+            "id": "fra-1", "connected": true, "draining": false, "rtt_ms": 4.5,
+            "path_bytes_per_s": null, "window_bytes": 14720,
+            "breaker": "closed", "in_flight": 0,
+        }],
+        "models": [{
+            "name": "tiny-chat", "ready": true,
+            "card": {
+                "digest": "ab".repeat(32), "usable": true, "block_size": 16,
+                "format": "standard", "capacity_blocks": 4096, "context_length": null,
+            },
+        }],
+        "pools": [{
+            "id": "0000000000000c5d", "model": "tiny-chat", "source": "engines",
+            "block_size": 16, "format": "standard", "tier": "device", "closed": true,
+            "state": "live", "stale_ms": null,
+            "epoch": "4f2a0001", "sequence": 17, "blocks": 1250, "completeness": "whole",
+            "applied": [{"publisher": "0000000000000001", "sequence": 311}],
+            "syncing": null,
+        }],
+        "load": {
+            "relays": [{"id": "fra-1", "echo": 12}],
+            "models": [{
+                "model": "tiny-chat",
+                "engines": {
+                    "ranks": 1, "running": 2, "waiting": 1, "kv_use": 0.25,
+                    "foreign": {"requests": 0, "waiting": 0, "waiting_tokens": null},
+                },
+                "gateway": {
+                    "in_flight": 3, "queued_tokens": 500, "arrivals_per_s": 0.5,
+                    "prefill_ms_per_token": null,
+                },
+            }],
+        },
+    });
+
+    assert_eq!(shown(&router(site())), expected);
+}
+
+#[test]
+fn own_requests_and_breakers_are_shown() {
+    let router = router(site());
+    let mut input = RouteInput {
+        model: model(),
+        chains: Chains::new(HashSeed::new(None, None)),
+        body_bytes: 1,
+        affinity: None,
+        rules: Vec::new(),
+    };
+    let choice = router.route(&mut input, &[]).outcome.unwrap();
+
+    let mut dispatch = router.dispatch(&choice, model().id()).unwrap();
+    assert_eq!(shown(&router)["relays"][0]["in_flight"], 1);
+    dispatch.failed();
+    drop(dispatch);
+
+    let shown = shown(&router);
+    assert_eq!(shown["relays"][0]["in_flight"], 0);
+    assert_eq!(shown["relays"][0]["breaker"], "open");
+    assert_eq!(shown["breaker"], "open");
+}
+
+#[test]
+fn a_stale_replica_says_since_when() {
+    let mut site = site();
+    site.pools[0].replica.state = ReplicaState::Stale {
+        since: Instant::ZERO,
+    };
+
+    let shown = shown(&router(site));
+
+    assert_eq!(shown["pools"][0]["state"], "stale");
+    assert!(shown["pools"][0]["stale_ms"].is_number());
+}
