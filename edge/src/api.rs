@@ -12,6 +12,7 @@ mod answer;
 mod body;
 mod error;
 mod events;
+mod forwarded;
 mod headers;
 mod models;
 mod receive;
@@ -42,9 +43,8 @@ use answer::Holds;
 use body::ApiBody;
 use error::ApiError;
 use headers::REQUEST_ID;
+use sites::Sites;
 use understand::Endpoint;
-
-pub(crate) use sites::Sites;
 
 /// What the API takes from the configuration.
 #[derive(Clone, Debug)]
@@ -151,7 +151,9 @@ impl<S: Sites> Api<S> {
             .map_request(headers::without_unsound_id)
             .layer(SetRequestIdLayer::new(REQUEST_ID, headers::NewRequestId))
             .layer(PropagateRequestIdLayer::new(REQUEST_ID))
-            .layer(CatchPanicLayer::custom(panicked))
+            .layer(CatchPanicLayer::custom(|panic: Box<dyn Any + Send>| {
+                panicked(panic.as_ref())
+            }))
             .service_fn(move |request: Request<Incoming>| {
                 let api = self.clone();
                 async move { Ok::<_, Infallible>(api.answer(request).await) }
@@ -235,7 +237,7 @@ fn whole<B>(error: &ApiError) -> Response<ApiBody<B>> {
     error.response().map(|json| ApiBody::Whole(json.into()))
 }
 
-fn panicked(panic: Box<dyn Any + Send>) -> Response<http_body_util::Full<Bytes>> {
+fn panicked(panic: &(dyn Any + Send)) -> Response<http_body_util::Full<Bytes>> {
     let text = panic.downcast_ref::<&str>().copied();
     let owned = panic.downcast_ref::<String>().map(String::as_str);
     let panic = text.or(owned).unwrap_or("no text");

@@ -6,14 +6,11 @@
 //! end. What a client does not read stays on the way: the stream's window is all that the edge
 //! holds of it.
 
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, StatusCode};
@@ -24,17 +21,16 @@ use kvgrid_proto::v1::{RelayFault, RequestHead, ResponseHead};
 use kvgrid_runtime::frames::ReadFrameError;
 use kvgrid_runtime::headers::from_wire;
 use kvgrid_runtime::stream::{GuardedSend, StreamBody, StreamBodyError, StreamCode, read_message};
-use quinn::{Connection, ConnectionError, ReadError, RecvStream, WriteError};
+use quinn::{ConnectionError, ReadError, RecvStream, WriteError};
 use thiserror::Error;
+
+use crate::subscribe::Links;
 
 /// Most bytes of a request's or an answer's head.
 const HEAD_LIMIT: usize = 64 * 1024;
 /// Opening a stream takes no round trip, unless the relay has as many as it allows: then
 /// another site is better than a wait.
 const OPEN_TIMEOUT: Duration = Duration::from_millis(50);
-
-/// The live request connection of each relay.
-pub(crate) type Links = BTreeMap<RelayId, Connection>;
 
 /// Why there is no answer from a site.
 #[derive(Debug, Error)]
@@ -98,12 +94,12 @@ pub(crate) struct Upstream {
 /// Sends requests over the connections that are live at the moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Forwarder {
-    links: Arc<ArcSwap<Links>>,
+    links: Links,
 }
 
 impl Forwarder {
     /// Sends over what `links` has when a request comes.
-    pub(crate) const fn new(links: Arc<ArcSwap<Links>>) -> Self {
+    pub(crate) const fn new(links: Links) -> Self {
         Self { links }
     }
 
@@ -126,7 +122,7 @@ impl Forwarder {
     }
 
     async fn open(&self, relay: &RelayId) -> Result<(quinn::SendStream, RecvStream), ForwardError> {
-        let connection = self.links.load().get(relay).cloned();
+        let connection = self.links.get(relay);
         let connection = connection.ok_or(ForwardError::NoConnection)?;
         tokio::time::timeout(OPEN_TIMEOUT, connection.open_bi())
             .await
@@ -136,7 +132,9 @@ impl Forwarder {
 }
 
 /// The request on its way, driven by whoever waits for the answer.
-struct Upload(Option<Pin<Box<dyn Future<Output = Result<(), WriteError>> + Send + Sync>>>);
+struct Upload(Option<Sending>);
+
+type Sending = Pin<Box<dyn Future<Output = Result<(), WriteError>> + Send + Sync>>;
 
 impl Upload {
     fn start(mut send: GuardedSend, head: Bytes, body: Bytes) -> Self {

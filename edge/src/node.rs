@@ -11,7 +11,7 @@ use kvgrid_core::backoff::BackoffConfig;
 use kvgrid_core::filter::MixKey;
 use kvgrid_core::replication::ReplicaConfig;
 use kvgrid_prompt::{Cards, CardsConfig, LoadOptions};
-use kvgrid_runtime::http::ListenError;
+use kvgrid_runtime::http::{HttpLimits, ListenError};
 use kvgrid_runtime::{
     BindError, Clock, CloseReason, Node, NodeConfig, ReadyFile, Tasks, http, termination,
 };
@@ -19,8 +19,10 @@ use thiserror::Error;
 use tracing::info;
 
 use crate::admin;
+use crate::api::{Api, ApiConfig, ApiParts};
 use crate::config::Config;
-use crate::metrics::Metrics;
+use crate::forward::Forwarder;
+use crate::metrics::{CardMetrics, Metrics};
 use crate::route::Router;
 use crate::subscribe::{self, SubscribeConfig};
 
@@ -94,14 +96,21 @@ async fn serve(config: Config) -> Result<(), NodeError> {
 
     let clock = Clock::start();
     let cards = Cards::new(cards_config(&config)).map_err(NodeError::System)?;
+    let cards = Arc::new(cards);
+    let api_config = ApiConfig::of(&config);
+    let limits = HttpLimits {
+        connections: config.limits.connections,
+        head_timeout: config.limits.head_timeout,
+    };
     let follow = SubscribeConfig {
         seeds: config.seeds,
         replica: ReplicaConfig::with_keys(vec![Arc::new(key)]),
         backoff: BackoffConfig::default(),
         jitter_seed: seed(),
     };
-    let grid = subscribe::start(follow, node.clone(), Arc::new(cards), clock, &tasks);
-    let (metrics, registry) = Metrics::new(Arc::clone(&grid.view));
+    let grid = subscribe::start(follow, node.clone(), Arc::clone(&cards), clock, &tasks);
+    let (metrics, mut registry) = Metrics::new(Arc::clone(&grid.view));
+    registry.register_collector(Box::new(CardMetrics(Arc::clone(&cards))));
     let router = Router::new(
         Arc::clone(&grid.view),
         config.policy,
@@ -110,6 +119,15 @@ async fn serve(config: Config) -> Result<(), NodeError> {
         metrics.clone(),
     );
     let health = admin::health(grid.view, config.quorum);
+    let parts = ApiParts {
+        router: router.clone(),
+        sites: Forwarder::new(grid.links),
+        cards,
+        health: health.clone(),
+        metrics,
+    };
+    let api = Api::new(api_config, parts).into_service();
+    tasks.spawn_vital("api", http::serve(clients, limits, tasks.clone(), api));
     let admin = admin::admin(health, registry, edge.clone(), router);
     tasks.spawn_vital("admin", admin.serve(operators, tasks.clone()));
 

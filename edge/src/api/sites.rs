@@ -37,6 +37,8 @@ pub(crate) struct SendError {
     pub(crate) detail: String,
     /// What follows from it.
     pub(crate) kind: FailureKind,
+    /// Whether the site may have begun the work, which another then does again.
+    pub(crate) may_have_run: bool,
 }
 
 /// What a failed try says of the site and of the request.

@@ -96,8 +96,13 @@ impl<S: Sites> Api<S> {
                 }
                 Err((site, over)) => {
                     shared.metrics.passed_over(&site, over.reason);
-                    let reason = over.reason;
-                    warn!(%site, reason, detail = %over.detail, "Site passed over");
+                    let SendError {
+                        reason,
+                        detail,
+                        may_have_run,
+                        ..
+                    } = &over;
+                    warn!(%site, reason, detail, may_have_run, "Site passed over");
                     tried.note(over);
                 }
             }
@@ -162,6 +167,7 @@ async fn begin<S: Sites>(
                     reason: "reset",
                     detail: error.to_string(),
                     kind: FailureKind::Fault,
+                    may_have_run: true,
                 });
             }
         }
@@ -185,6 +191,7 @@ fn unwanted(status: StatusCode) -> Option<SendError> {
         reason,
         detail: format!("the site answered {status}"),
         kind,
+        may_have_run: false,
     })
 }
 

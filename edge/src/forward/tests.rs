@@ -2,7 +2,7 @@ use http_body_util::BodyExt;
 use kvgrid_certs::{Accepts, CertAuthority, TrustDomain};
 use kvgrid_proto::v1::Header;
 use kvgrid_runtime::{Expected, Node, NodeConfig, Protocol, Tasks};
-use quinn::SendStream;
+use quinn::{Connection, SendStream};
 
 use super::*;
 
@@ -11,7 +11,6 @@ struct Rig {
     forwarder: Forwarder,
     relay: RelayId,
     connection: Connection,
-    _links: Arc<ArcSwap<Links>>,
     tasks: Tasks,
 }
 
@@ -40,13 +39,11 @@ impl Rig {
             .await
             .unwrap();
         let taken = relay.accept().await.unwrap();
-        let links = Links::from([(id.clone(), dialled.connection)]);
-        let links = Arc::new(ArcSwap::from_pointee(links));
+        let links = Links::of(id.clone(), dialled.connection);
         Self {
-            forwarder: Forwarder::new(Arc::clone(&links)),
+            forwarder: Forwarder::new(links),
             relay: id,
             connection: taken.connection,
-            _links: links,
             tasks,
         }
     }

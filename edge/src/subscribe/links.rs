@@ -17,6 +17,13 @@ impl Links {
         self.0.load().get(relay).cloned()
     }
 
+    /// One connection, for tests of what uses it.
+    #[cfg(test)]
+    pub(crate) fn of(relay: RelayId, connection: Connection) -> Self {
+        let links = BTreeMap::from([(relay, connection)]);
+        Self(Arc::new(ArcSwap::from_pointee(links)))
+    }
+
     /// Makes `connection` the one to use for `relay` for as long as the guard lives.
     pub(super) fn open(&self, relay: RelayId, connection: Connection) -> OpenLink {
         self.0.rcu(|links| {

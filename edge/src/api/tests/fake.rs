@@ -124,11 +124,13 @@ impl Sites for Arc<FakeSites> {
                 reason: "unreached",
                 detail: "nobody listens".into(),
                 kind: FailureKind::Fault,
+                may_have_run: false,
             }),
             Play::TooLarge => Err(SendError {
                 reason: "too_large",
                 detail: "1 byte is too many".into(),
                 kind: FailureKind::TooLarge,
+                may_have_run: false,
             }),
             Play::Silent => std::future::pending().await,
             Play::Panic => panic!("as the test wants"),
@@ -222,7 +224,7 @@ impl Edge {
     }
 
     /// Both sites serve the model by this card from now on.
-    pub(super) fn use_card(&self, card: CardInfo) {
+    pub(super) fn use_card(&self, card: &CardInfo) {
         self.view.store(Arc::new(grid(Some(card))));
     }
 
@@ -259,7 +261,7 @@ impl Drop for Edge {
     }
 }
 
-fn grid(card: Option<CardInfo>) -> GridView {
+fn grid(card: Option<&CardInfo>) -> GridView {
     let site = |name: &str, rtt_ms| SiteView {
         site: SiteId::new(name).unwrap(),
         region: None,
@@ -277,7 +279,7 @@ fn grid(card: Option<CardInfo>) -> GridView {
             id: model().id(),
             name: model(),
             ready: true,
-            card: card.clone(),
+            card: card.cloned(),
         }],
         pools: Vec::new(),
         load: SiteLoad::default(),

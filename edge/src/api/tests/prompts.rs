@@ -25,7 +25,7 @@ async fn with_card(config: ApiConfig) -> Edge {
     while edge.cards.get(&digest).is_none() {
         tokio::task::yield_now().await;
     }
-    edge.use_card(CardInfo {
+    edge.use_card(&CardInfo {
         digest: CardDigest(digest),
         block_size,
         format: HashFormat::Standard,
