@@ -62,7 +62,7 @@ mod tests {
 
     use super::*;
 
-    fn read(dir: PathBuf) -> Result<SiteCard, ConfigError> {
+    fn read(dir: &Path) -> Result<SiteCard, ConfigError> {
         let table: CardTable = serde_json::from_value(serde_json::json!({
             "model": "tiny", "dir": dir, "block_size": 16, "capacity_blocks": 2048,
         }))
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_card_is_what_its_digest_names() {
-        let card = read(fixture()).unwrap();
+        let card = read(&fixture()).unwrap();
 
         let decoded = Card::decode(&card.bytes).unwrap();
         assert_eq!(decoded.digest(), card.info.digest.0);
@@ -90,7 +90,7 @@ mod tests {
     fn a_directory_without_a_tokenizer_is_refused_by_key() {
         let empty = tempfile::tempdir().unwrap();
 
-        let error = read(empty.path().to_owned()).unwrap_err().to_string();
+        let error = read(empty.path()).unwrap_err().to_string();
 
         assert!(error.starts_with("card.dir: "), "{error}");
         assert!(error.contains("tokenizer.json"), "{error}");

@@ -14,6 +14,8 @@ use kvgrid_runtime::admin::AdminConfig;
 use kvgrid_runtime::config::{self, ConfigError, Environment, IdentityConfig};
 use serde::{Deserialize, Serialize};
 
+use crate::proxy::ProxyLimits;
+
 pub(crate) use resolve::{CardSettings, Config, SourceSettings};
 
 mod resolve;
@@ -80,6 +82,15 @@ pub(crate) struct FrontendTable {
     /// How often it is asked which models it serves.
     #[serde(default = "check_interval", with = "humantime_serde")]
     pub(crate) check_interval: Duration,
+    /// How long a connection to it may take.
+    #[serde(default = "connect_timeout", with = "humantime_serde")]
+    pub(crate) connect_timeout: Duration,
+    /// What edges may ask of it, as `METHOD /path`; what they offer to clients if left out.
+    pub(crate) allow: Option<Vec<String>>,
+}
+
+const fn connect_timeout() -> Duration {
+    Duration::from_secs(1)
 }
 
 const fn check_interval() -> Duration {
@@ -208,6 +219,10 @@ pub(crate) struct LimitsTable {
     /// How long a pool may be partial before it is called incomplete.
     #[serde(with = "humantime_serde")]
     pub(crate) partial_after: Duration,
+    /// Most requests at a time; past it edges go elsewhere.
+    pub(crate) requests: usize,
+    /// Most bytes of a request's body; past it the answer is 413.
+    pub(crate) body_bytes: u64,
     /// How long open requests may go on after the relay was told to stop.
     #[serde(with = "humantime_serde")]
     pub(crate) stop_grace: Duration,
@@ -215,10 +230,13 @@ pub(crate) struct LimitsTable {
 
 impl Default for LimitsTable {
     fn default() -> Self {
+        let proxy = ProxyLimits::default();
         Self {
             entries: 20_000_000,
             workers: 4096,
             partial_after: Duration::from_secs(600),
+            requests: proxy.requests,
+            body_bytes: proxy.body_bytes,
             stop_grace: Duration::from_secs(10),
         }
     }

@@ -1,2 +1,7 @@
-//! placeholder
-fn main() {}
+//! The relay's own program; everything is in the library.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    kvgrid_relay::run(std::env::args_os().skip(1))
+}

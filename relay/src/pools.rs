@@ -1,3 +1,237 @@
-//! Pools: residency feeding publishers.
+//! Pools: what sources tell, turned into what edges are told.
+//!
+//! One task owns every pool's residency. It takes one source event at a time, works on it in
+//! bounded steps, and tells changes between them, so that a worker's death with a million
+//! blocks holds up neither other tasks nor the batches that are due. Sources wait meanwhile.
+
+use std::sync::Arc;
+
+use kvgrid_core::event::Tier;
+use kvgrid_core::event::engine::Refusals;
+use kvgrid_core::replication::Completeness;
+use kvgrid_core::residency::ResidencyStats;
+use kvgrid_core::{Instant, ModelName};
+use kvgrid_runtime::Clock;
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{block_in_place, yield_now};
+
+use crate::config::{LimitsTable, SourceSettings};
+use crate::publish::{Hub, PoolPublisher, PoolSpec, PoolStatus};
+use crate::sources::{FeedState, SourceEvent};
 
 mod pool;
+#[cfg(test)]
+mod tests;
+
+use pool::{Pool, Then};
+
+/// Entries worked on between two looks at the clock, about a millisecond's work.
+const STEP: usize = 2048;
+
+/// How a pool stands, for metrics and health.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolReport {
+    /// The source that feeds it.
+    pub(crate) source: Arc<str>,
+    /// The model whose blocks it holds.
+    pub(crate) model: ModelName,
+    /// Counts of its residency.
+    pub(crate) stats: ResidencyStats,
+    /// How much it knows.
+    pub(crate) completeness: Completeness,
+    /// What edges have been told, as of the last closed batch.
+    pub(crate) told: PoolStatus,
+    /// Its feeds, by state.
+    pub(crate) feeds: Vec<(FeedState, u64)>,
+    /// Messages that were applied.
+    pub(crate) batches: u64,
+    /// Blocks that the messages stored or removed.
+    pub(crate) blocks: u64,
+    /// What could not be used of them.
+    pub(crate) refused: Refusals,
+}
+
+impl PoolReport {
+    /// Feeds that have not found out yet whether there is a publisher.
+    pub(crate) fn connecting(&self) -> u64 {
+        let mut connecting = self.feeds.iter();
+        let found = connecting.find(|(state, _)| *state == FeedState::Connecting);
+        found.map_or(0, |(_, count)| *count)
+    }
+}
+
+/// All pools and where their events come from.
+pub(crate) struct Pools {
+    pools: Vec<Source>,
+    events: mpsc::Receiver<SourceEvent>,
+    reports: watch::Sender<Vec<PoolReport>>,
+    clock: Clock,
+}
+
+struct Source {
+    name: Arc<str>,
+    model: ModelName,
+    pool: Pool,
+    publisher: PoolPublisher,
+    /// How much the pool knows, as edges were told.
+    told: Completeness,
+}
+
+impl Pools {
+    /// A pool for each source, offered by the hub and empty. `capacity` tells how many blocks
+    /// a model's workers have, where that is known.
+    pub(crate) fn new(
+        sources: &[SourceSettings],
+        limits: &LimitsTable,
+        hub: &Hub,
+        capacity: impl Fn(&ModelName) -> Option<u64>,
+        (events, clock): (mpsc::Receiver<SourceEvent>, Clock),
+    ) -> Self {
+        let source = |settings: &SourceSettings| Source {
+            name: settings.name.as_str().into(),
+            model: settings.model.clone(),
+            pool: Pool::new(settings.feeds.len(), limits, clock.now()),
+            publisher: hub.pool(&PoolSpec {
+                model: settings.model.clone(),
+                source: settings.name.clone(),
+                block_size: settings.block_size,
+                format: settings.format,
+                tier: Tier::Device,
+                closed: true,
+                capacity_blocks: capacity(&settings.model),
+            }),
+            told: Completeness::Partial,
+        };
+        let pools: Vec<_> = sources.iter().map(source).collect();
+        let now = clock.now();
+        let reports = pools.iter().map(|source| source.report(now)).collect();
+        Self {
+            pools,
+            events,
+            reports: watch::Sender::new(reports),
+            clock,
+        }
+    }
+
+    /// How the pools stand, in the order of their sources.
+    pub(crate) fn reports(&self) -> watch::Receiver<Vec<PoolReport>> {
+        self.reports.subscribe()
+    }
+
+    /// Follows the sources until all are gone.
+    pub(crate) async fn run(mut self) {
+        loop {
+            let due = self
+                .pools
+                .iter()
+                .filter_map(|source| source.due(self.clock.now()));
+            let deadline = due.min().unwrap_or(Instant::from_micros(u64::MAX));
+            // Both arms may be dropped while they wait.
+            tokio::select! {
+                event = self.events.recv() => match event {
+                    Some(event) => self.take(event).await,
+                    None => return,
+                },
+                () = tokio::time::sleep_until(self.clock.deadline(deadline)) => {
+                    for place in 0..self.pools.len() {
+                        self.tell(place);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn take(&mut self, event: SourceEvent) {
+        let place = event.feed().source;
+        let Some(source) = self.pools.get_mut(place) else {
+            return;
+        };
+        let then = source.pool.handle(event, self.clock.now());
+        loop {
+            let more = source.work(self.clock.now());
+            if !more {
+                break;
+            }
+            yield_now().await;
+        }
+        source.tell_progress(then, self.clock.now());
+        self.tell(place);
+    }
+
+    /// Tells what is due of one pool.
+    fn tell(&mut self, place: usize) {
+        let now = self.clock.now();
+        if let Some(source) = self.pools.get_mut(place) {
+            source.tell_due(now);
+            self.reports.send_modify(|reports| {
+                if let Some(report) = reports.get_mut(place) {
+                    *report = source.report(now);
+                }
+            });
+        }
+    }
+}
+
+impl Source {
+    /// Does a step's work and tells its changes; says whether more is left.
+    fn work(&mut self, now: Instant) -> bool {
+        let more = self.pool.residency.step(STEP);
+        self.publisher.apply(self.pool.residency.drain_ops(), now);
+        self.tell_due(now);
+        more
+    }
+
+    fn tell_progress(&self, then: Then, now: Instant) {
+        match then {
+            Then::Nothing => {}
+            Then::Applied {
+                publisher,
+                sequence,
+            } => self.publisher.applied(publisher, sequence, now),
+            Then::Forget { publisher } => self.publisher.forget(publisher, now),
+        }
+    }
+
+    fn tell_due(&mut self, now: Instant) {
+        let completeness = self.pool.completeness(now);
+        if self.told != completeness {
+            self.told = completeness;
+            self.publisher.set_completeness(completeness, now);
+        }
+        self.publisher.handle_timeout(now);
+        if self.publisher.growth_is_due() {
+            let live = || self.pool.residency.published();
+            unhurried(|| self.publisher.grow_if_due(live));
+        }
+    }
+
+    fn due(&self, now: Instant) -> Option<Instant> {
+        let incomplete = self.pool.incomplete_at(now);
+        let batch = self.publisher.poll_timeout();
+        incomplete.into_iter().chain(batch).min()
+    }
+
+    fn report(&self, now: Instant) -> PoolReport {
+        PoolReport {
+            source: Arc::clone(&self.name),
+            model: self.model.clone(),
+            stats: self.pool.residency.stats(),
+            completeness: self.pool.completeness(now),
+            told: self.publisher.status(),
+            feeds: self.pool.feeds(),
+            batches: self.pool.batches,
+            blocks: self.pool.blocks,
+            refused: self.pool.refused,
+        }
+    }
+}
+
+/// Does what may take long (a table of ten million blocks, half a second) without holding up
+/// the tasks of this thread.
+fn unhurried(work: impl FnOnce()) {
+    match Handle::current().runtime_flavor() {
+        RuntimeFlavor::MultiThread => block_in_place(work),
+        _ => work(),
+    }
+}

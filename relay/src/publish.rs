@@ -25,7 +25,7 @@ use kvgrid_core::view::{CardDigest, ModelView};
 use kvgrid_runtime::Clock;
 use tokio::sync::watch;
 
-pub(crate) use pool::{PoolPublisher, PoolSpec};
+pub(crate) use pool::{PoolPublisher, PoolSpec, PoolStatus};
 pub(crate) use session::serve;
 
 use crate::load::Gateway;

@@ -34,6 +34,11 @@ pub(crate) enum FeedState {
     Gone,
 }
 
+impl FeedState {
+    /// All of them.
+    pub(crate) const ALL: [Self; 4] = [Self::Connecting, Self::Whole, Self::Partial, Self::Gone];
+}
+
 /// What sources tell the pool task.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum SourceEvent {
@@ -64,4 +69,15 @@ pub(crate) enum SourceEvent {
         /// Which life of which publisher.
         publisher: u64,
     },
+}
+
+impl SourceEvent {
+    /// The feed it came by.
+    pub(crate) const fn feed(&self) -> FeedId {
+        match self {
+            Self::Feed { feed, .. }
+            | Self::Batch { feed, .. }
+            | Self::PublisherGone { feed, .. } => *feed,
+        }
+    }
 }

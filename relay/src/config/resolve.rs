@@ -14,6 +14,7 @@ use kvgrid_prompt::{CardOptions, ChatRules};
 use kvgrid_runtime::config::ConfigError;
 
 use super::{CardTable, ConfigFile, EndpointTable, SourceTable};
+use crate::proxy::Allowed;
 use crate::sources::engine_zmq::FeedConfig;
 
 /// Most endpoints of one source.
@@ -24,6 +25,9 @@ const SOURCES: usize = 64;
 
 /// Most metrics pages.
 const PAGES: usize = 1024;
+
+/// Most requests at a time that may be configured.
+const MAX_REQUESTS: usize = 1 << 20;
 
 /// Most bytes of a source's name.
 const NAME_BYTES: usize = 63;
@@ -38,6 +42,8 @@ pub(crate) struct Config {
     pub(crate) file: ConfigFile,
     /// The frontend's address, without a path.
     pub(crate) frontend: Uri,
+    /// What edges may ask of it.
+    pub(crate) allowed: Allowed,
     /// How to make the card, if there is one.
     pub(crate) card: Option<CardSettings>,
     /// The sources, in the order written.
@@ -82,6 +88,11 @@ impl ConfigFile {
         if !matches!(frontend.path(), "" | "/") || frontend.query().is_some() {
             return Err(wrong("frontend.url", "has a path, which requests bring"));
         }
+        let allowed = match &file.frontend.allow {
+            None => Ok(Allowed::default()),
+            Some(texts) => Allowed::parse(texts.iter().map(String::as_str)),
+        };
+        let allowed = allowed.map_err(|error| wrong("frontend.allow", error))?;
         let card = file.card.as_ref().map(CardSettings::of).transpose()?;
         let sources = resolve_sources(&mut file)?;
         at_most("load.urls", file.load.urls.len(), PAGES)?;
@@ -94,6 +105,7 @@ impl ConfigFile {
         Ok(Config {
             file,
             frontend,
+            allowed,
             card,
             sources,
             load_pages,
@@ -103,12 +115,17 @@ impl ConfigFile {
 
     fn check_waits(&self) -> Result<(), ConfigError> {
         not_shorter("frontend.check_interval", self.frontend.check_interval)?;
+        not_shorter("frontend.connect_timeout", self.frontend.connect_timeout)?;
         not_shorter("load.interval", self.load.interval)?;
         for source in &self.sources {
             not_shorter("source.gone_after", source.gone_after)?;
         }
         if self.limits.entries == 0 || u32::try_from(self.limits.entries).is_err() {
             return Err(wrong("limits.entries", "is not between 1 and 4294967295"));
+        }
+        if self.limits.requests == 0 || self.limits.requests > MAX_REQUESTS {
+            let reason = format!("is not between 1 and {MAX_REQUESTS}");
+            return Err(wrong("limits.requests", reason));
         }
         if self.limits.workers == 0 {
             return Err(wrong("limits.workers", "is 0, so nothing would be learned"));

@@ -100,6 +100,10 @@ fn what_can_not_be_meant_is_refused_by_key() {
     refused("gone_after = \"0s\"\n", "source.gone_after: is shorter");
     refused(SOURCE, "source.name: two sources are called");
     refused("[limits]\nworkers = 0\n", "limits.workers: is 0");
+    refused(
+        "[limits]\nrequests = 0\n",
+        "limits.requests: is not between",
+    );
     refused("[limits]\nentries = 0\n", "limits.entries: is not between");
     refused(
         "[load]\nurls = [\"127.0.0.1\"]\n",
@@ -111,6 +115,10 @@ fn what_can_not_be_meant_is_refused_by_key() {
 #[test]
 fn addresses_are_checked() {
     let frontend = |url: &str| format!("[frontend]\nurl = \"{url}\"\n");
+    assert_refused(
+        &[IDENTITY, FRONTEND, "allow = [\"/v1/models\"]\n"],
+        "frontend.allow: ",
+    );
     for url in ["https://a:1", "a:1", "http://", "http://a:1/v1"] {
         assert_refused(&[IDENTITY, &frontend(url)], "frontend.url: ");
     }

@@ -127,15 +127,13 @@ impl Pool {
         (at > now).then_some(at)
     }
 
-    /// Feeds that have not found out yet whether there is a publisher.
-    pub(super) fn connecting(&self) -> usize {
-        let connecting = |state: &&FeedState| **state == FeedState::Connecting;
-        self.feeds.iter().filter(connecting).count()
-    }
-
-    /// Feeds in this state.
-    pub(super) fn feeds_in(&self, state: FeedState) -> usize {
-        self.feeds.iter().filter(|feed| **feed == state).count()
+    /// How many feeds are in which state.
+    pub(super) fn feeds(&self) -> Vec<(FeedState, u64)> {
+        let count = |state| {
+            let feeds = self.feeds.iter().filter(|feed| **feed == state);
+            (state, feeds.map(|_| 1).sum())
+        };
+        FeedState::ALL.map(count).to_vec()
     }
 
     fn note_whether_whole(&mut self, now: Instant) {

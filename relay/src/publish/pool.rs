@@ -183,6 +183,11 @@ impl PoolPublisher {
         self.update(|publisher| publisher.handle_timeout(now));
     }
 
+    /// Whether [`Self::grow_if_due`] has something to do, which may take long.
+    pub(crate) fn growth_is_due(&self) -> bool {
+        self.pool.publisher().growth().is_some()
+    }
+
     /// Moves to a larger table if this one is crowded. `live` gives every block that was told as
     /// inserted and not as removed, and is not asked otherwise.
     pub(crate) fn grow_if_due<I>(&self, live: impl FnOnce() -> I)

@@ -121,7 +121,7 @@ async fn bind(socket: &mut impl Socket, address: &str) -> String {
         if let Ok(endpoint) = socket.bind(address).await {
             return endpoint.to_string();
         }
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        sleep(Duration::from_millis(20)).await;
     }
     panic!("{address} cannot be bound");
 }

@@ -1,0 +1,156 @@
+//! What the site serves, joined from the configuration, its card and its frontend.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use kvgrid_core::view::ModelView;
+use kvgrid_core::{ModelId, ModelName};
+use tokio::sync::watch;
+
+use crate::card::SiteCard;
+use crate::frontend::Served;
+use crate::load::EngineReport;
+use crate::publish::Catalog;
+
+/// The models that the configuration names, and the card of one of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Offer {
+    /// The models.
+    pub(crate) models: BTreeSet<ModelName>,
+    /// The card, if there is one.
+    pub(crate) card: Option<SiteCard>,
+}
+
+impl Offer {
+    /// The catalog of what is served now. Capacities that the card doesn't tell are taken from
+    /// `kv_blocks`.
+    fn catalog(&self, served: &Served, kv_blocks: &BTreeMap<ModelId, u64>) -> Catalog {
+        let model = |name: &ModelName| {
+            let id = name.id();
+            let card = self.card.as_ref().filter(|card| card.model == *name);
+            let card = card.map(|card| {
+                let mut info = card.info.clone();
+                info.capacity_blocks = info.capacity_blocks.or(kv_blocks.get(&id).copied());
+                info
+            });
+            ModelView {
+                name: name.clone(),
+                id,
+                ready: served.models.contains(name.as_str()),
+                card,
+            }
+        };
+        let card = self.card.iter();
+        Catalog {
+            models: self.models.iter().map(model).collect(),
+            cards: card
+                .map(|card| (card.info.digest, card.bytes.clone()))
+                .collect(),
+        }
+    }
+}
+
+/// Tells edges what is served, whenever that changes, until its sources end.
+pub(crate) async fn tell(
+    offer: Offer,
+    served: watch::Receiver<Served>,
+    engines: watch::Receiver<Arc<EngineReport>>,
+    catalog: watch::Sender<Arc<Catalog>>,
+) {
+    let (mut served, mut engines) = (served, engines);
+    loop {
+        let now = {
+            let kv_blocks = engines.borrow_and_update();
+            offer.catalog(&served.borrow_and_update(), &kv_blocks.kv_blocks)
+        };
+        catalog.send_if_modified(|told| {
+            let changed = told.models != now.models;
+            if changed {
+                *told = Arc::new(now);
+            }
+            changed
+        });
+        // Both arms may be dropped while they wait: what changed stays marked as unseen.
+        let goes_on = tokio::select! {
+            changed = served.changed() => changed.is_ok(),
+            changed = engines.changed() => changed.is_ok(),
+        };
+        if !goes_on {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use kvgrid_core::block::HashFormat;
+    use kvgrid_core::view::{CardDigest, CardInfo};
+
+    use super::*;
+
+    fn name(text: &str) -> ModelName {
+        ModelName::new(text).unwrap()
+    }
+
+    fn offer(capacity_blocks: Option<u64>) -> Offer {
+        let info = CardInfo {
+            digest: CardDigest([1; 32]),
+            block_size: 16.try_into().unwrap(),
+            format: HashFormat::Standard,
+            capacity_blocks,
+            context_length: None,
+            usable: false,
+        };
+        Offer {
+            models: BTreeSet::from([name("carded"), name("bare")]),
+            card: Some(SiteCard {
+                model: name("carded"),
+                info,
+                bytes: Bytes::from_static(b"card"),
+            }),
+        }
+    }
+
+    fn served(models: &[&str]) -> Served {
+        Served {
+            reachable: true,
+            models: models.iter().map(|model| (*model).to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn a_model_is_ready_while_the_frontend_lists_it() {
+        let none = offer(None).catalog(&Served::default(), &BTreeMap::new());
+        let one = offer(None).catalog(&served(&["carded", "unknown"]), &BTreeMap::new());
+
+        assert!(none.models.iter().all(|model| !model.ready));
+        let ready: Vec<_> = one
+            .models
+            .iter()
+            .map(|m| (m.name.as_str(), m.ready))
+            .collect();
+        assert_eq!(ready, [("bare", false), ("carded", true)]);
+    }
+
+    #[test]
+    fn the_card_is_told_with_its_model_alone() {
+        let catalog = offer(None).catalog(&Served::default(), &BTreeMap::new());
+
+        assert_eq!(catalog.models[0].card, None);
+        let digest = catalog.models[1].card.as_ref().unwrap().digest;
+        assert_eq!(catalog.cards[&digest], "card");
+    }
+
+    #[test]
+    fn a_capacity_that_is_configured_wins_over_the_frontends() {
+        let measured = BTreeMap::from([(name("carded").id(), 7)]);
+        let capacity = |offer: Offer| {
+            let catalog = offer.catalog(&Served::default(), &measured);
+            catalog.models[1].card.as_ref().unwrap().capacity_blocks
+        };
+
+        assert_eq!(capacity(offer(None)), Some(7));
+        assert_eq!(capacity(offer(Some(5))), Some(5));
+    }
+}

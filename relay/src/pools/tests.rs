@@ -1,0 +1,146 @@
+use std::time::Duration;
+
+use kvgrid_core::block::{BlockHash, HashFormat};
+use kvgrid_core::event::{EngineHash, KvEvent, StoredBlock, WorkerKey};
+use kvgrid_core::filter::MixKey;
+use kvgrid_core::replication::PublisherConfig;
+use tokio::task::JoinSet;
+
+use super::*;
+use crate::load::Gateway;
+use crate::publish::HubConfig;
+use crate::sources::FeedId;
+
+const FEED: FeedId = FeedId {
+    source: 0,
+    endpoint: 0,
+};
+
+struct Site {
+    events: mpsc::Sender<SourceEvent>,
+    reports: watch::Receiver<Vec<PoolReport>>,
+    sequence: u64,
+    _task: JoinSet<()>,
+}
+
+impl Site {
+    fn start() -> Self {
+        let clock = Clock::start();
+        let hub = Hub::new(HubConfig {
+            key: Arc::new(MixKey::from_bytes(&[7; 32])),
+            incarnation: 1,
+            publisher: PublisherConfig::default(),
+            gateway: Gateway::default(),
+            clock,
+        });
+        let source = SourceSettings {
+            name: "engines".to_owned(),
+            model: ModelName::new("tiny").unwrap(),
+            block_size: 16.try_into().unwrap(),
+            format: HashFormat::Standard,
+            feeds: Vec::new(),
+        };
+        let (events, receiver) = mpsc::channel(4);
+        let limits = LimitsTable::default();
+        let pools = Pools::new(&[source], &limits, &hub, |_| None, (receiver, clock));
+        let reports = pools.reports();
+        let mut task = JoinSet::new();
+        task.spawn(pools.run());
+        Self {
+            events,
+            reports,
+            sequence: 0,
+            _task: task,
+        }
+    }
+
+    /// Blocks of one prompt, each the child of the one before it.
+    async fn store(&mut self, publisher: u64, blocks: std::ops::Range<u64>) {
+        let stored = blocks.clone().map(|local| StoredBlock {
+            engine: EngineHash(local + 1_000_000_000),
+            local: BlockHash(local),
+        });
+        let parent = blocks
+            .start
+            .checked_sub(1)
+            .map(|n| EngineHash(n + 1_000_000_000));
+        let event = KvEvent::Stored {
+            parent,
+            tier: Tier::Device,
+            blocks: stored.collect(),
+        };
+        let rank = 0;
+        let batch = SourceEvent::Batch {
+            feed: FEED,
+            worker: WorkerKey { publisher, rank },
+            sequence: self.sequence,
+            events: vec![event],
+            refused: Refusals::default(),
+        };
+        self.sequence += 1;
+        self.events.send(batch).await.unwrap();
+    }
+
+    async fn until(&mut self, done: impl Fn(&PoolReport) -> bool) -> PoolReport {
+        let found = self.reports.wait_for(|reports| done(&reports[0]));
+        let found = tokio::time::timeout(Duration::from_secs(20), found).await;
+        found.expect("in time").unwrap()[0].clone()
+    }
+}
+
+#[tokio::test]
+async fn what_a_source_tells_is_published_and_withdrawn() {
+    let mut site = Site::start();
+
+    site.store(7, 0..10).await;
+    let stored = site.until(|pool| pool.told.blocks == 10).await;
+    let (feed, publisher) = (FEED, 7);
+    let gone = SourceEvent::PublisherGone { feed, publisher };
+    site.events.send(gone).await.unwrap();
+    let empty = site.until(|pool| pool.told.blocks == 0).await;
+
+    assert_eq!((stored.stats.published, stored.batches), (10, 1));
+    assert_eq!((empty.stats.published, empty.stats.held), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_of_unknown_size_grows_and_keeps_its_blocks() {
+    let mut site = Site::start();
+
+    for start in (0..40_000).step_by(4000) {
+        site.store(7, start..start + 4000).await;
+    }
+    let grown = site.until(|pool| pool.told.blocks == 40_000).await;
+
+    assert_eq!(grown.stats.published, 40_000);
+}
+
+#[tokio::test]
+async fn feeds_states_make_the_pools_completeness() {
+    let mut site = Site::start();
+
+    let state = FeedState::Whole;
+    site.events
+        .send(SourceEvent::Feed { feed: FEED, state })
+        .await
+        .unwrap();
+    let whole = |pool: &PoolReport| pool.told.completeness == Completeness::Whole;
+    let pool = site.until(whole).await;
+
+    assert_eq!(pool.completeness, Completeness::Whole);
+}
+
+#[tokio::test]
+async fn an_event_of_an_unknown_source_is_ignored() {
+    let mut site = Site::start();
+    let feed = FeedId {
+        source: 9,
+        endpoint: 0,
+    };
+
+    let gone = SourceEvent::PublisherGone { feed, publisher: 1 };
+    site.events.send(gone).await.unwrap();
+    site.store(7, 0..1).await;
+
+    site.until(|pool| pool.batches == 1).await;
+}

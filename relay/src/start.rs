@@ -1,0 +1,314 @@
+//! From a configuration to a running relay, and its end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use kvgrid_certs::{Accepts, NodeCredentials, read_grid_key};
+use kvgrid_core::ModelName;
+use kvgrid_core::filter::MixKey;
+use kvgrid_core::replication::PublisherConfig;
+use kvgrid_runtime::admin::Admin;
+use kvgrid_runtime::config::ConfigError;
+use kvgrid_runtime::http::{ListenError, listen};
+use kvgrid_runtime::{
+    BindError, Clock, CloseReason, Node, NodeConfig, Protocol, ReadyFile, Tasks, termination,
+};
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tracing::info;
+
+use crate::admin;
+use crate::card::SiteCard;
+use crate::catalog::{self, Offer};
+use crate::config::{self, Config};
+use crate::frontend::{self, Served};
+use crate::load::{self, EngineReport, Gateway, Scraper};
+use crate::metrics::{self, Readings};
+use crate::pools::Pools;
+use crate::proxy::{self, Frontend, FrontendSettings, ProxyContext, ProxyLimits};
+use crate::publish::{self, Hub, HubConfig};
+use crate::sources::{CHANNEL_CAPACITY, FeedId, engine_zmq};
+
+/// A relay that could start: everything that its configuration names was read.
+pub(crate) struct Prepared {
+    config: Config,
+    credentials: NodeCredentials,
+    key: MixKey,
+    card: Option<SiteCard>,
+    frontend: Frontend,
+}
+
+/// Why a relay ends with a failure. Starting again may help.
+#[derive(Debug, Error)]
+pub(crate) enum RunError {
+    /// The system refuses what every process needs.
+    #[error(transparent)]
+    System(#[from] io::Error),
+    /// The UDP address can't be bound.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The admin address can't be bound.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// A task that the relay can't do without has ended; the log says which.
+    #[error("a vital task ended")]
+    Broken,
+}
+
+impl Prepared {
+    /// Reads the configuration and what it names.
+    pub(crate) fn from_file(path: &Path) -> Result<Self, ConfigError> {
+        let config = config::load(path)?.resolve()?;
+        let identity = &config.file.identity;
+        let credentials = NodeCredentials::load(&identity.files())
+            .map_err(|error| ConfigError::key("identity", &error))?;
+        if credentials.identity().as_relay().is_none() {
+            let reason = format!("{} is no relay's", credentials.identity());
+            return Err(ConfigError::key("identity.cert", &reason));
+        }
+        let key = read_grid_key(&identity.grid_key)
+            .map_err(|error| ConfigError::key("identity.grid_key", &error))?;
+        let card = match (&config.file.card, &config.card) {
+            (Some(table), Some(settings)) => Some(SiteCard::read(table, settings)?),
+            _ => None,
+        };
+        let frontend = Frontend::new(&FrontendSettings {
+            url: config.frontend.clone(),
+            connect_timeout: config.file.frontend.connect_timeout,
+        });
+        Ok(Self {
+            frontend: frontend.map_err(|error| ConfigError::key("frontend.url", &error))?,
+            key: MixKey::from_bytes(&key),
+            config,
+            credentials,
+            card,
+        })
+    }
+
+    /// The configuration as it is meant, with what was left out.
+    pub(crate) fn to_toml(&self) -> io::Result<String> {
+        toml::to_string(&self.config.file).map_err(io::Error::other)
+    }
+
+    fn models(&self) -> BTreeSet<ModelName> {
+        let sources = self.config.sources.iter().map(|source| &source.model);
+        let card = self.config.card.iter().map(|card| &card.model);
+        sources.chain(card).cloned().collect()
+    }
+}
+
+/// Runs a relay until it is told to stop.
+pub(crate) fn run(prepared: Prepared) -> Result<(), RunError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(serve(prepared))
+}
+
+async fn serve(prepared: Prepared) -> Result<(), RunError> {
+    let tasks = Tasks::new();
+    let terminated = termination(&tasks)?;
+    let grace = prepared.config.file.limits.stop_grace;
+    let relay = Relay::bind(prepared, &tasks)?;
+    let (node, hub) = (relay.node.clone(), relay.hub.clone());
+    let _ready = relay.start()?;
+    terminated.await;
+    let broken = tasks.is_stopping();
+    hub.leave();
+    tasks.finish(grace).await;
+    node.close(CloseReason::Stopping).await;
+    if broken {
+        Err(RunError::Broken)
+    } else {
+        Ok(())
+    }
+}
+
+/// A relay whose addresses are bound and whose tasks are not started.
+struct Relay {
+    prepared: Prepared,
+    node: Node,
+    admin: TcpListener,
+    hub: Hub,
+    gateway: Gateway,
+    clock: Clock,
+    tasks: Tasks,
+}
+
+impl Relay {
+    fn bind(prepared: Prepared, tasks: &Tasks) -> Result<Self, RunError> {
+        let clock = Clock::start();
+        let gateway = Gateway::default();
+        let listen_quic = prepared.config.file.listen.quic;
+        let node = NodeConfig::new(listen_quic, prepared.credentials.clone())
+            .serve(Protocol::View, Accepts::Edges)
+            .serve(Protocol::Request, Accepts::Edges);
+        let hub = Hub::new(HubConfig {
+            key: Arc::new(prepared.key.clone()),
+            incarnation: incarnation(),
+            publisher: PublisherConfig::default(),
+            gateway: gateway.clone(),
+            clock,
+        });
+        Ok(Self {
+            node: Node::bind(node, tasks)?,
+            admin: listen(prepared.config.admin)?,
+            prepared,
+            hub,
+            gateway,
+            clock,
+            tasks: tasks.clone(),
+        })
+    }
+
+    /// Starts all tasks; the file that comes back says where the relay listens.
+    fn start(self) -> Result<Option<ReadyFile>, RunError> {
+        let served = self.watch_frontend();
+        let engines = self.watch_load();
+        self.tell_catalog(served.clone(), engines);
+        let pools = self.follow_sources();
+        let readings = Readings {
+            pools: pools.clone(),
+            served: served.clone(),
+            hub: self.hub.clone(),
+            gateway: self.gateway.clone(),
+            models: by_id(self.prepared.models()),
+            clock: self.clock,
+        };
+        let registry = Arc::new(metrics::registry(readings));
+        let admin = Admin::new(admin::health(served, pools), registry);
+        let (quic, admin_at) = (self.node.local_addr(), self.admin.local_addr()?);
+        let ready_file = self.prepared.config.file.admin.ready_file.clone();
+        let identity = self.node.identity();
+        self.accept_edges();
+        let tasks = self.tasks.clone();
+        self.tasks
+            .spawn_vital("admin server", admin.serve(self.admin, tasks));
+        info!(%identity, %quic, admin = %admin_at, "Relay started");
+        let bound = BTreeMap::from([("quic", quic), ("admin", admin_at)]);
+        let written = ready_file.map(|path| ReadyFile::write(&path, &bound));
+        Ok(written.transpose()?)
+    }
+
+    fn watch_frontend(&self) -> watch::Receiver<Served> {
+        let (sender, served) = watch::channel(Served::default());
+        let interval = self.prepared.config.file.frontend.check_interval;
+        let watching =
+            frontend::watch_models(self.prepared.config.frontend.clone(), interval, sender);
+        self.spawn("frontend watch", watching);
+        served
+    }
+
+    fn watch_load(&self) -> watch::Receiver<Arc<EngineReport>> {
+        let (sender, engines) = watch::channel(Arc::default());
+        let clock = self.clock;
+        let pages = self.prepared.config.load_pages.clone();
+        let scraper = Scraper::new(pages, self.prepared.config.file.load.interval);
+        let stop = self.tasks.token();
+        self.spawn(
+            "load scraper",
+            scraper.run(move || clock.now(), sender, stop.clone()),
+        );
+        let samples = load::publish_samples(
+            self.gateway.clone(),
+            engines.clone(),
+            self.hub.load().clone(),
+            move || clock.now(),
+            stop.clone(),
+        );
+        self.spawn("load reports", samples);
+        engines
+    }
+
+    fn tell_catalog(
+        &self,
+        served: watch::Receiver<Served>,
+        engines: watch::Receiver<Arc<EngineReport>>,
+    ) {
+        let offer = Offer {
+            models: self.prepared.models(),
+            card: self.prepared.card.clone(),
+        };
+        let catalog = self.hub.catalog().clone();
+        self.spawn("catalog", catalog::tell(offer, served, engines, catalog));
+    }
+
+    fn follow_sources(&self) -> watch::Receiver<Vec<crate::pools::PoolReport>> {
+        let (sender, events) = mpsc::channel(CHANNEL_CAPACITY);
+        let config = &self.prepared.config;
+        for (source, settings) in config.sources.iter().enumerate() {
+            for (endpoint, feed) in settings.feeds.iter().enumerate() {
+                let id = FeedId { source, endpoint };
+                let following = engine_zmq::run(id, feed.clone(), sender.clone());
+                self.spawn("event feed", following);
+            }
+        }
+        let capacity = |model: &ModelName| {
+            let card = self.prepared.card.as_ref()?;
+            card.info.capacity_blocks.filter(|_| card.model == *model)
+        };
+        let pools = Pools::new(
+            &config.sources,
+            &config.file.limits,
+            &self.hub,
+            capacity,
+            (events, self.clock),
+        );
+        let reports = pools.reports();
+        if !config.sources.is_empty() {
+            self.spawn("pools", pools.run());
+        }
+        reports
+    }
+
+    fn accept_edges(&self) {
+        let limits = &self.prepared.config.file.limits;
+        let proxy = Arc::new(ProxyContext::new(
+            self.prepared.frontend.clone(),
+            self.prepared.config.allowed.clone(),
+            ProxyLimits {
+                body_bytes: limits.body_bytes,
+                requests: limits.requests,
+            },
+            self.gateway.clone(),
+            (self.clock, self.tasks.clone()),
+        ));
+        let (node, hub, tasks) = (self.node.clone(), self.hub.clone(), self.tasks.clone());
+        self.spawn("edges", async move {
+            while let Some(peer) = node.accept().await {
+                match peer.protocol {
+                    Protocol::View => {
+                        tasks.spawn("view session", publish::serve(hub.clone(), peer));
+                    }
+                    Protocol::Request => {
+                        let proxy = Arc::clone(&proxy);
+                        tasks.spawn("request session", proxy::serve_requests(peer, proxy));
+                    }
+                    Protocol::Gossip => peer.close(CloseReason::Unexpected),
+                }
+            }
+        });
+    }
+
+    /// Runs a task that the relay can't do without, until the relay stops.
+    fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let stop = self.tasks.token().clone();
+        self.tasks.spawn_vital(name, async move {
+            stop.run_until_cancelled_owned(task).await;
+        });
+    }
+}
+
+fn by_id(models: BTreeSet<ModelName>) -> BTreeMap<kvgrid_core::ModelId, ModelName> {
+    models.into_iter().map(|name| (name.id(), name)).collect()
+}
+
+/// Grows with every start, as long as the system's clock does.
+fn incarnation() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0))
+}
