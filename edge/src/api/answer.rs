@@ -24,6 +24,7 @@ use crate::route::Dispatch;
 const SITE: HeaderName = HeaderName::from_static("x-kvgrid-site");
 const OVERLAP: HeaderName = HeaderName::from_static("x-kvgrid-overlap-tokens");
 const PROMPT: HeaderName = HeaderName::from_static("x-kvgrid-prompt-tokens");
+const DECISION: HeaderName = HeaderName::from_static("x-kvgrid-decision");
 /// Tells proxies in front of the edge not to collect events.
 const ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
@@ -101,6 +102,11 @@ impl<B> Begun<B> {
         headers.insert(OVERLAP, self.choice.overlap_tokens.into());
         if let Some(tokens) = self.prompt_tokens {
             headers.insert(PROMPT, tokens.into());
+        }
+        // Names are free text as far as a header is concerned: one that can't be told is left out.
+        let decision = self.decision.as_deref().map(HeaderValue::from_str);
+        if let Some(Ok(decision)) = decision {
+            headers.insert(DECISION, decision);
         }
     }
 }

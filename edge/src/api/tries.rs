@@ -30,6 +30,8 @@ pub(super) struct Begun<B> {
     pub(super) choice: Choice,
     /// The prompt's length, if the client may be told.
     pub(super) prompt_tokens: Option<u32>,
+    /// Why that site, if the client may be told.
+    pub(super) decision: Option<String>,
     /// Counts the request until it is dropped.
     pub(super) dispatch: Dispatch,
     /// Status and headers.
@@ -63,6 +65,7 @@ impl<S: Sites> Api<S> {
         let mut sends = 0;
         while sends < shared.config.sites {
             let decision = shared.router.route(&mut asked.input, &tried.sites);
+            let explained = shared.config.explain.then(|| decision.to_string());
             let choice = match decision.outcome {
                 Ok(choice) => choice,
                 Err(refusal) => return Err(tried.refused(refusal, &decision, &asked)),
@@ -91,6 +94,7 @@ impl<S: Sites> Api<S> {
                     let prompt_tokens = begun.prompt_tokens.filter(|_| asked.complete);
                     return Ok(Begun {
                         prompt_tokens,
+                        decision: explained,
                         ..begun
                     });
                 }
@@ -124,6 +128,7 @@ impl<S: Sites> Api<S> {
                 dispatch.succeeded();
                 Ok(Ok(Begun {
                     prompt_tokens: choice.prompt_tokens,
+                    decision: None,
                     choice,
                     dispatch,
                     head,

@@ -66,6 +66,8 @@ async fn headers_pass_as_the_table_says() {
     assert!(!seen.contains_key("host"));
     assert_eq!(answer.header("x-request-id"), Some("mine"));
     assert_eq!(answer.header("x-kvgrid-site"), Some("fra"));
+    let decision = answer.header("x-kvgrid-decision").unwrap();
+    assert!(decision.starts_with("fra via "), "{decision}");
     assert_eq!(answer.header("x-vendor"), Some("kept"));
 }
 
