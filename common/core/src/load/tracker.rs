@@ -17,8 +17,9 @@ use crate::time::Instant;
 const HISTORY: usize = 64;
 /// Most engine parts or models in one report.
 const PARTS: usize = 1024;
-/// An engine part that no report has renewed for this long is forgotten.
-const ENGINE_FORGOTTEN_AFTER: Duration = Duration::from_secs(5);
+/// An engine part that no report has renewed for this long is forgotten: a worker that is gone
+/// must not make the rest count as unknown for longer than that.
+const ENGINE_FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
 
 /// Why a report was refused. The relay is at fault; nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -81,7 +81,7 @@ impl Default for Policy {
             band_share: 0.05,
             band_floor_ms: 5.0,
             spread_limit_ms: 500.0,
-            load_stale_after: Duration::from_secs(3),
+            load_stale_after: Duration::from_secs(10),
             unknown_queue_ms: 50.0,
             assumed_request_tokens: 1000.0,
             bytes_per_token: 4.0,

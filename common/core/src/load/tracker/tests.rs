@@ -140,7 +140,7 @@ fn a_relay_that_left_no_longer_counts() {
 fn an_engine_that_nobody_reports_is_forgotten() {
     let load = merged(vec![
         ("a", sample(0, vec![engine(1, 0, 5, 0)], vec![])),
-        ("a", sample(6_000, vec![engine(2, 6_000, 1, 0)], vec![])),
+        ("a", sample(11_000, vec![engine(2, 11_000, 1, 0)], vec![])),
     ]);
 
     assert_eq!(load.engines.unwrap().ranks, 1);
