@@ -2,9 +2,11 @@
 //!
 //! Whoever receives a card offers its bytes and goes on; one thread loads cards one after
 //! the other, because loading is memory-hungry and nobody waits for it. Readers take a
-//! snapshot and never wait. A card that can't be used stays listed with the reason.
+//! snapshot and never wait. A card that can't be used stays listed with the reason. When
+//! there are too many, the one that was asked for the longest ago makes room.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -21,7 +23,7 @@ use crate::{EncoderKind, Prompter};
 pub struct CardsConfig {
     /// How each card is loaded.
     pub load: LoadOptions,
-    /// Most cards kept, usable or not; further ones are refused until some are dropped.
+    /// Most cards kept, usable or not; a further one takes the place of one long unused.
     pub max_cards: usize,
     /// Most cards waiting to be loaded; further ones are refused and may be offered again.
     pub max_waiting: usize,
@@ -62,9 +64,20 @@ struct Job {
 
 #[derive(Default)]
 struct States {
-    snapshot: ArcSwap<BTreeMap<Digest, CardState>>,
+    snapshot: ArcSwap<Entries>,
     /// Writers take turns; readers only ever load the snapshot.
     writer: Mutex<()>,
+    /// Counts the times that a card was asked for.
+    asked: AtomicU64,
+}
+
+type Entries = BTreeMap<Digest, Entry>;
+
+#[derive(Clone)]
+struct Entry {
+    state: CardState,
+    /// The count when it was last asked for; shared by all snapshots.
+    last_asked: Arc<AtomicU64>,
 }
 
 impl Cards {
@@ -85,22 +98,21 @@ impl Cards {
     }
 
     /// Takes a card's encoding to be loaded. One already known is left as it is; one that
-    /// exceeds a limit or isn't what its digest says is refused at once.
+    /// finds no room is refused, and may be offered again.
     pub fn offer(&self, digest: Digest, bytes: Vec<u8>) -> CardState {
-        let known = |states: &BTreeMap<Digest, CardState>| states.get(&digest).cloned();
-        if let Some(state) = known(&self.states.snapshot.load()) {
+        if let Some(state) = self.state(&digest) {
             return state;
         }
         let mut outcome = CardState::Loading;
-        self.states.change(|states| {
-            if let Some(state) = known(states) {
-                outcome = state;
-            } else if states.len() >= self.max_cards {
-                outcome = CardState::Refused("too many cards".into());
+        self.states.change(|entries| {
+            if let Some(entry) = entries.get(&digest) {
+                outcome = entry.state.clone();
+            } else if entries.len() >= self.max_cards && !drop_one(entries) {
+                outcome = CardState::Refused("too many cards are being loaded".into());
             } else {
                 outcome = self.enqueue(digest, bytes);
                 if matches!(outcome, CardState::Loading) {
-                    states.insert(digest, CardState::Loading);
+                    entries.insert(digest, self.states.new_entry());
                 }
             }
         });
@@ -117,52 +129,72 @@ impl Cards {
 
     /// The prompter of a card, once it is loaded.
     pub fn get(&self, digest: &Digest) -> Option<SharedPrompter> {
-        match self.states.snapshot.load().get(digest) {
-            Some(CardState::Ready(prompter)) => Some(Arc::clone(prompter)),
-            Some(CardState::Loading | CardState::Refused(_)) | None => None,
+        let entries = self.states.snapshot.load();
+        let entry = entries.get(digest)?;
+        entry
+            .last_asked
+            .store(self.states.count(), Ordering::Relaxed);
+        match &entry.state {
+            CardState::Ready(prompter) => Some(Arc::clone(prompter)),
+            CardState::Loading | CardState::Refused(_) => None,
         }
     }
 
-    /// What became of a card; `None` if it was never offered, or dropped since.
+    /// What became of a card; `None` if it was never offered, or made room since.
     pub fn state(&self, digest: &Digest) -> Option<CardState> {
-        self.states.snapshot.load().get(digest).cloned()
+        let entries = self.states.snapshot.load();
+        entries.get(digest).map(|entry| entry.state.clone())
     }
 
     /// Every card and what became of it.
     pub fn list(&self) -> Vec<(Digest, CardState)> {
-        let states = self.states.snapshot.load();
-        let copied = states
+        let entries = self.states.snapshot.load();
+        let copied = entries
             .iter()
-            .map(|(digest, state)| (*digest, state.clone()));
+            .map(|(digest, entry)| (*digest, entry.state.clone()));
         copied.collect()
-    }
-
-    /// Drops the cards that no site uses any more.
-    pub fn retain(&self, in_use: impl Fn(&Digest) -> bool) {
-        let unused = |states: &BTreeMap<Digest, CardState>| !states.keys().all(&in_use);
-        if unused(&self.states.snapshot.load()) {
-            self.states
-                .change(|states| states.retain(|digest, _| in_use(digest)));
-        }
     }
 }
 
+/// Drops the card that was asked for the longest ago, if one may be dropped.
+fn drop_one(entries: &mut Entries) -> bool {
+    let loaded = entries
+        .iter()
+        .filter(|(_, entry)| !matches!(entry.state, CardState::Loading));
+    let oldest = loaded.min_by_key(|(_, entry)| entry.last_asked.load(Ordering::Relaxed));
+    let Some(digest) = oldest.map(|(digest, _)| *digest) else {
+        return false;
+    };
+    entries.remove(&digest);
+    true
+}
+
 impl States {
-    fn change(&self, change: impl FnOnce(&mut BTreeMap<Digest, CardState>)) {
+    fn change(&self, change: impl FnOnce(&mut Entries)) {
         let _turn = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut states = BTreeMap::clone(&self.snapshot.load());
-        change(&mut states);
-        self.snapshot.store(Arc::new(states));
+        let mut entries = Entries::clone(&self.snapshot.load());
+        change(&mut entries);
+        self.snapshot.store(Arc::new(entries));
+    }
+
+    fn count(&self) -> u64 {
+        self.asked.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn new_entry(&self) -> Entry {
+        Entry {
+            state: CardState::Loading,
+            last_asked: Arc::new(AtomicU64::new(self.count())),
+        }
     }
 }
 
 fn load_all(jobs: &Receiver<Job>, states: &States, options: &LoadOptions) {
     while let Ok(job) = jobs.recv() {
         let state = load(&job, options);
-        states.change(|states| {
-            // A card that was dropped while it was loaded stays dropped.
-            if let Some(slot) = states.get_mut(&job.digest) {
-                *slot = state;
+        states.change(|entries| {
+            if let Some(entry) = entries.get_mut(&job.digest) {
+                entry.state = state;
             }
         });
     }

@@ -62,20 +62,27 @@ fn a_card_that_is_not_what_its_digest_says_is_refused_and_listed() {
 }
 
 #[test]
-fn more_cards_than_allowed_are_refused_until_some_are_dropped() {
-    let cards = cards(1);
-    let (first, bytes) = encoding("first");
-    cards.offer(first, bytes);
-    let (second, bytes) = encoding("second");
+fn a_further_card_takes_the_place_of_the_one_unused_the_longest() {
+    let cards = cards(2);
+    let [first, second, third] = ["first", "second", "third"].map(encoding);
+    for (digest, bytes) in [&first, &second] {
+        cards.offer(*digest, bytes.clone());
+        settled(&cards, digest);
+    }
+    assert!(cards.get(&first.0).is_some());
 
-    assert!(matches!(
-        cards.offer(second, bytes.clone()),
-        CardState::Refused(reason) if &*reason == "too many cards"
-    ));
+    cards.offer(third.0, third.1);
 
-    settled(&cards, &first);
-    cards.retain(|digest| *digest != first);
-    cards.offer(second, bytes);
-    assert!(matches!(settled(&cards, &second), CardState::Ready(_)));
-    assert!(cards.state(&first).is_none());
+    assert!(matches!(settled(&cards, &third.0), CardState::Ready(_)));
+    assert!(cards.get(&first.0).is_some());
+    assert!(cards.state(&second.0).is_none());
+}
+
+#[test]
+fn cards_that_are_being_loaded_make_no_room() {
+    let cards = cards(0);
+    let (digest, bytes) = encoding("tiny-chat");
+
+    assert!(matches!(cards.offer(digest, bytes), CardState::Refused(_)));
+    assert!(cards.list().is_empty());
 }
