@@ -1,7 +1,7 @@
 //! The edge: the router in a region.
 //!
-//! Clients speak HTTP to it ([`api`]); it keeps a view of the grid ([`subscribe`]), decides
-//! which site a request goes to ([`route`]) and passes it to that site's relay ([`forward`]).
+//! Clients speak HTTP to it (`api`); it keeps a view of the grid (`subscribe`), decides
+//! which site a request goes to (`route`) and passes it to that site's relay (`forward`).
 //! [`run`] is the whole program, so that others can start an edge as a process of their own.
 
 use std::ffi::OsString;
