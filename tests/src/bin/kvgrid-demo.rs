@@ -34,6 +34,7 @@ fn run_node(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     harness::hold_leash();
     let kind = arguments.next().unwrap_or_default();
     match kind.to_str() {
+        Some("relay") => kvgrid_relay::run(arguments),
         Some("edge") => kvgrid_edge::run(arguments),
         Some("emulator") => node::run::<Emulator>(arguments),
         Some("link") => node::run::<Links>(arguments),

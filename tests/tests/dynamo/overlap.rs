@@ -1,0 +1,87 @@
+//! What the edge knows of real sites is what they have.
+
+use std::collections::BTreeMap;
+
+use http::StatusCode;
+use kvgrid_tests::dynamo::{Answer, Dynamo};
+use kvgrid_tests::harness::Conversation;
+
+use crate::prompts::Tokens;
+use crate::traffic::Traffic;
+use crate::two_sites;
+
+#[tokio::test]
+async fn dynamo_overlap_is_what_the_site_had_cached() {
+    let Some(dynamo) = Dynamo::for_test("dynamo_overlap_is_what_the_site_had_cached") else {
+        return;
+    };
+    let mut grid = two_sites(&dynamo).await;
+    let names = grid.site_names();
+    let tokens = Tokens::new();
+    let mut traffic = Traffic::new(2, &tokens);
+    let mut by_site = BTreeMap::new();
+    let mut by_kind = BTreeMap::new();
+
+    for number in 0..200 {
+        let question = traffic.next();
+        // Now and then someone past the edge has asked the same.
+        if number % 10 == 9 {
+            let site = grid.site(&names[number / 10 % 2]);
+            let answer = site.post(question.path, &question.body).await.unwrap();
+            assert_eq!(answer.status, StatusCode::OK);
+        }
+        grid.until_applied().await.unwrap();
+        let answer = grid.post(question.path, &question.body).await.unwrap();
+
+        let said = format!("request {number}: {:?} {:?}", question.kind, answer.headers);
+        let prompt = tokens.of(&question);
+        assert_eq!(answer.status, StatusCode::OK, "{said}");
+        assert_eq!(
+            header(&answer, "x-kvgrid-overlap-tokens").parse().ok(),
+            answer.cached_tokens(),
+            "{said}"
+        );
+        assert_eq!(answer.prompt_token_ids().as_ref(), Some(&prompt), "{said}");
+        assert_eq!(
+            header(&answer, "x-kvgrid-prompt-tokens"),
+            prompt.len().to_string(),
+            "{said}"
+        );
+        *by_site.entry(header(&answer, "x-kvgrid-site")).or_insert(0) += 1;
+        *by_kind.entry(question.kind).or_insert(0) += 1;
+    }
+
+    // The comparison says little unless both sites and all kinds of requests are in it.
+    assert_eq!(by_site.len(), 2, "{by_site:?}");
+    assert_eq!(by_kind.len(), 6, "{by_kind:?}");
+}
+
+#[tokio::test]
+async fn dynamo_conversation_stays_where_it_is_warm() {
+    let Some(dynamo) = Dynamo::for_test("dynamo_conversation_stays_where_it_is_warm") else {
+        return;
+    };
+    let mut grid = two_sites(&dynamo).await;
+    let mut conversation = Conversation::new(3, 4000).unwrap();
+    let warm = grid.turn(&mut conversation).await.unwrap().site;
+
+    for turn in 2..=8 {
+        grid.until_applied().await.unwrap();
+        // The other site has nothing to do, this one has.
+        let busy = grid.keep_busy(&warm);
+        let served = grid.turn(&mut conversation).await.unwrap();
+        drop(busy);
+
+        assert_eq!(served.site, warm, "turn {turn}: {served:?}");
+        assert!(served.overlap_tokens >= 4000, "turn {turn}: {served:?}");
+        assert_eq!(served.overlap_tokens, served.cached_tokens, "turn {turn}");
+    }
+}
+
+fn header(answer: &Answer, name: &str) -> String {
+    let value = answer
+        .headers
+        .get(name)
+        .and_then(|value| value.to_str().ok());
+    value.unwrap_or_default().to_owned()
+}
