@@ -52,7 +52,7 @@ impl Printer {
             let mut row = format!("  {:<6}{:<8}", site.name, site.region);
             for edge in &plan.edges {
                 let delay = edge.links.get(&site.name).map(|link| link.delay);
-                let ms = delay.unwrap_or_default().as_millis() * 2;
+                let ms = (delay.unwrap_or_default() * 2).as_millis();
                 row.push_str(&format!("{:>14}", format!("{ms} ms")));
             }
             self.line(&row);
@@ -112,8 +112,10 @@ impl Printer {
             grouped(turn.prompt_tokens),
             millis(turn.first_token),
         ));
-        if let Some(decision) = &turn.decision {
-            self.line(&self.painted(DIM, &format!("        {decision}")));
+        // The decision's line names one candidate after the other; here each has its own.
+        let reasons = turn.decision.iter().flat_map(|line| line.split("; "));
+        for reason in reasons {
+            self.line(&self.painted(DIM, &format!("        {reason}")));
         }
     }
 
