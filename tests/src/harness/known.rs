@@ -133,11 +133,12 @@ impl Known {
             })
     }
 
-    /// Whether the site's engine's message of this sequence can be searched.
+    /// Whether the site's engine's messages up to this sequence can be searched. It may have
+    /// published more since.
     pub fn applied(&self, name: &str, sequence: u64) -> bool {
         self.site(name).is_some_and(|site| {
             let mut applied = site.pools.iter().flat_map(|pool| &pool.applied);
-            applied.any(|applied| applied.sequence == sequence)
+            applied.any(|applied| applied.sequence >= sequence)
         })
     }
 
