@@ -67,6 +67,8 @@ pub struct KnownPool {
     pub state: String,
     /// `whole`, `partial`, `incomplete` or `none`.
     pub completeness: String,
+    /// Names the life of its publisher.
+    pub epoch: Option<String>,
     /// How many blocks are in it.
     pub blocks: u64,
     /// Up to where each of the source's publishers is applied.
@@ -140,6 +142,12 @@ impl Known {
             let mut applied = site.pools.iter().flat_map(|pool| &pool.applied);
             applied.any(|applied| applied.sequence >= sequence)
         })
+    }
+
+    /// The lives of the site's pools' publishers.
+    pub fn epochs(&self, name: &str) -> Vec<Option<String>> {
+        let pools = self.site(name).map_or(&[][..], |site| &site.pools);
+        pools.iter().map(|pool| pool.epoch.clone()).collect()
     }
 
     /// How many blocks the edge knows at the site.

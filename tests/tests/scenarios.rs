@@ -1,0 +1,152 @@
+//! Whole grids of real processes: what a client sees when things go well and when they don't.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, and the in-tests switch does not cover helpers"
+)]
+
+use std::path::Path;
+
+use kvgrid_tests::harness::{Conversation, Grid, GridPlan, Known, Turn};
+
+/// Tokens of a system prompt whose warmth outweighs an ocean.
+const LONG: usize = 20_000;
+/// Tokens of a prompt that is not worth a detour.
+const SHORT: usize = 200;
+
+async fn start(plan: GridPlan) -> Grid {
+    let program = Path::new(env!("CARGO_BIN_EXE_kvgrid-demo"));
+    Grid::start(plan, program).await.unwrap()
+}
+
+/// A site next door and one across the ocean.
+fn near_and_far() -> GridPlan {
+    GridPlan::default()
+        .site("fra", "eu")
+        .site("iad", "us")
+        .edge("eu-1", "eu", &[("fra", 4), ("iad", 90)])
+}
+
+fn conversation(seed: u64, system_tokens: usize) -> Conversation {
+    Conversation::new(seed, system_tokens).unwrap()
+}
+
+/// The edge expected exactly what the engine then found, and that was most of the prompt.
+fn assert_warm(turn: &Turn) {
+    assert_exact(turn);
+    let cold = turn.prompt_tokens - turn.cached_tokens;
+    assert!(cold < 100, "{cold} tokens were computed: {turn:?}");
+}
+
+fn assert_exact(turn: &Turn) {
+    assert_eq!(turn.overlap_tokens, turn.cached_tokens, "{turn:?}");
+}
+
+fn assert_cold(turn: &Turn) {
+    assert_exact(turn);
+    assert_eq!(turn.cached_tokens, 0, "{turn:?}");
+}
+
+#[tokio::test]
+async fn a_warm_prefix_wins_over_a_near_site() {
+    let grid = start(near_and_far()).await;
+    let mut talk = conversation(1, LONG);
+    grid.warm("iad", &mut talk).await.unwrap();
+
+    let turn = grid.turn("eu-1", &mut talk).await.unwrap();
+
+    assert_eq!(turn.site, "iad", "{turn:?}");
+    assert_warm(&turn);
+    grid.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_near_site_wins_when_nothing_is_warm_or_too_little() {
+    let grid = start(near_and_far()).await;
+    let cold = grid.turn("eu-1", &mut conversation(1, LONG)).await.unwrap();
+    let mut talk = conversation(2, SHORT);
+    grid.warm("iad", &mut talk).await.unwrap();
+
+    let little = grid.turn("eu-1", &mut talk).await.unwrap();
+
+    assert_eq!(cold.site, "fra", "{cold:?}");
+    assert_cold(&cold);
+    assert_eq!(little.site, "fra", "{little:?}");
+    grid.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_conversation_goes_on_elsewhere_when_its_site_is_killed() {
+    let mut grid = start(near_and_far()).await;
+    let mut talk = conversation(1, LONG);
+    let before = grid.turn("eu-1", &mut talk).await.unwrap();
+    assert_eq!(before.site, "fra", "{before:?}");
+
+    grid.kill_site("fra").unwrap();
+    let after = grid.turn("eu-1", &mut talk).await.unwrap();
+
+    assert_eq!(after.site, "iad", "{after:?}");
+    assert_cold(&after);
+    let gone = |known: &Known| !known.eligible("fra");
+    grid.until("eu-1", "fra is not eligible", gone)
+        .await
+        .unwrap();
+    grid.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_site_that_comes_back_is_cold_and_used_again() {
+    let mut grid = start(near_and_far()).await;
+    let mut talk = conversation(1, SHORT);
+    grid.turn("eu-1", &mut talk).await.unwrap();
+    grid.kill_site("fra").unwrap();
+    grid.turn("eu-1", &mut talk).await.unwrap();
+
+    grid.restart_site("fra").await.unwrap();
+    grid.until_complete().await.unwrap();
+    let turn = grid
+        .turn("eu-1", &mut conversation(2, SHORT))
+        .await
+        .unwrap();
+
+    assert_eq!(turn.site, "fra", "{turn:?}");
+    assert_cold(&turn);
+    grid.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_late_edge_knows_what_is_warm() {
+    let plan = near_and_far().late_edge("ap-1", "ap", &[("fra", 239), ("iad", 90)]);
+    let mut grid = start(plan).await;
+    let mut talk = conversation(1, LONG);
+    grid.turn("eu-1", &mut talk).await.unwrap();
+
+    grid.start_edge("ap-1").await.unwrap();
+    grid.until_complete().await.unwrap();
+    let turn = grid.turn("ap-1", &mut talk).await.unwrap();
+
+    assert_eq!(turn.site, "fra", "{turn:?}");
+    assert_warm(&turn);
+    grid.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_full_cache_evicts_and_the_edge_knows_what_is_left() {
+    let plan = GridPlan::default()
+        .site_with("fra", "eu", |engine| engine.capacity_blocks = 2_000)
+        .edge("eu-1", "eu", &[("fra", 4)]);
+    let grid = start(plan).await;
+    let mut first = conversation(1, LONG);
+    grid.turn("eu-1", &mut first).await.unwrap();
+    grid.until_applied("fra").await.unwrap();
+
+    let mut second = conversation(2, LONG);
+    assert_cold(&grid.turn("eu-1", &mut second).await.unwrap());
+    grid.until_applied("fra").await.unwrap();
+    let left = grid.turn("eu-1", &mut first).await.unwrap();
+
+    assert_exact(&left);
+    assert!((1..15_000).contains(&left.cached_tokens), "{left:?}");
+    grid.until_applied("fra").await.unwrap();
+    assert!(grid.known("eu-1").await.unwrap().blocks("fra") <= 2_000);
+    grid.stop().await.unwrap();
+}
