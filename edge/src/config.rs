@@ -4,7 +4,7 @@
 //! [`Config`] is what is meant, checked, with errors that name the key.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use kvgrid_runtime::admin::AdminConfig;
@@ -50,9 +50,6 @@ pub(crate) struct ConfigFile {
     /// When it gives up on a site.
     #[serde(default)]
     pub(crate) retry: RetryTable,
-    /// What it keeps.
-    #[serde(default)]
-    pub(crate) state: StateTable,
     /// For operators.
     #[serde(default)]
     pub(crate) admin: AdminConfig,
@@ -198,14 +195,6 @@ pub(crate) struct RetryTable {
     /// Longest time that requests are kept away between trials.
     #[serde(with = "humantime_serde")]
     pub(crate) breaker_max: Duration,
-}
-
-/// Table `[state]`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub(crate) struct StateTable {
-    /// Directory of what survives a restart.
-    pub(crate) dir: PathBuf,
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use kvgrid_runtime::{
     BindError, Clock, CloseReason, Node, NodeConfig, ReadyFile, Tasks, http, termination,
 };
 use thiserror::Error;
+use tokio::net::TcpListener;
 use tracing::info;
 
 use crate::admin;
@@ -86,29 +88,65 @@ async fn serve(config: Config) -> Result<(), NodeError> {
     let edge = edge_id(&credentials)?;
     let key = MixKey::from_bytes(&read_grid_key(&config.identity.grid_key)?);
     let node = Node::bind(NodeConfig::new(config.listen.quic, credentials), &tasks)?;
-    let clients = listen("listen.client", config.listen.client)?;
-    let operators = listen("admin.listen", config.admin)?;
-    let bound = BTreeMap::from([
-        ("quic", node.local_addr()),
-        ("client", clients.local_addr().map_err(NodeError::System)?),
-        ("admin", operators.local_addr().map_err(NodeError::System)?),
-    ]);
+    let doors = Doors::open(&config)?;
+    let bound = doors.bound(&node)?;
+    let ready_file = config.ready_file.clone();
+    start(config, (edge.clone(), key), &node, doors, &tasks)?;
 
+    let ready = ready_file.map(|path| ReadyFile::write(&path, &bound));
+    let _ready = ready.transpose().map_err(NodeError::ReadyFile)?;
+    info!(%edge, quic = %bound["quic"], client = %bound["client"], admin = %bound["admin"], "Started");
+
+    stop.await;
+    tasks.finish(GRACE).await;
+    node.close(CloseReason::Stopping).await;
+    info!("Stopped");
+    Ok(())
+}
+
+/// Where people and programs come in.
+struct Doors {
+    clients: TcpListener,
+    operators: TcpListener,
+}
+
+impl Doors {
+    fn open(config: &Config) -> Result<Self, NodeError> {
+        Ok(Self {
+            clients: listen("listen.client", config.listen.client)?,
+            operators: listen("admin.listen", config.admin)?,
+        })
+    }
+
+    /// The addresses that were bound, by what listens there.
+    fn bound(&self, node: &Node) -> Result<BTreeMap<&'static str, SocketAddr>, NodeError> {
+        let address = |door: &TcpListener| door.local_addr().map_err(NodeError::System);
+        Ok(BTreeMap::from([
+            ("quic", node.local_addr()),
+            ("client", address(&self.clients)?),
+            ("admin", address(&self.operators)?),
+        ]))
+    }
+}
+
+/// Starts everything: what keeps the view, what decides by it, and what serves.
+fn start(
+    config: Config,
+    (edge, key): (EdgeId, MixKey),
+    node: &Node,
+    doors: Doors,
+    tasks: &Tasks,
+) -> Result<(), NodeError> {
     let clock = Clock::start();
-    let cards = Cards::new(cards_config(&config)).map_err(NodeError::System)?;
-    let cards = Arc::new(cards);
+    let cards = Arc::new(Cards::new(cards_config(&config)).map_err(NodeError::System)?);
     let api_config = ApiConfig::of(&config);
-    let limits = HttpLimits {
-        connections: config.limits.connections,
-        head_timeout: config.limits.head_timeout,
-    };
     let follow = SubscribeConfig {
         seeds: config.seeds,
         replica: ReplicaConfig::with_keys(vec![Arc::new(key)]),
         backoff: BackoffConfig::default(),
         jitter_seed: seed(),
     };
-    let grid = subscribe::start(follow, node.clone(), Arc::clone(&cards), clock, &tasks);
+    let grid = subscribe::start(follow, node.clone(), Arc::clone(&cards), clock, tasks);
     let (metrics, mut registry) = Metrics::new(Arc::clone(&grid.view));
     registry.register_collector(Box::new(CardMetrics(Arc::clone(&cards))));
     let router = Router::new(
@@ -119,27 +157,25 @@ async fn serve(config: Config) -> Result<(), NodeError> {
         metrics.clone(),
     );
     let health = admin::health(grid.view, config.quorum);
-    let parts = ApiParts {
-        router: router.clone(),
-        sites: Forwarder::new(grid.links),
-        cards,
-        health: health.clone(),
-        metrics,
+
+    let api = Api::new(
+        api_config,
+        ApiParts {
+            router: router.clone(),
+            sites: Forwarder::new(grid.links),
+            cards,
+            health: health.clone(),
+            metrics,
+        },
+    );
+    let limits = HttpLimits {
+        connections: config.limits.connections,
+        head_timeout: config.limits.head_timeout,
     };
-    let api = Api::new(api_config, parts).into_service();
-    tasks.spawn_vital("api", http::serve(clients, limits, tasks.clone(), api));
-    let admin = admin::admin(health, registry, edge.clone(), router);
-    tasks.spawn_vital("admin", admin.serve(operators, tasks.clone()));
-
-    let ready = config.ready_file.as_ref();
-    let ready = ready.map(|path| ReadyFile::write(path, &bound));
-    let _ready = ready.transpose().map_err(NodeError::ReadyFile)?;
-    info!(%edge, quic = %bound["quic"], client = %bound["client"], admin = %bound["admin"], "Started");
-
-    stop.await;
-    tasks.finish(GRACE).await;
-    node.close(CloseReason::Stopping).await;
-    info!("Stopped");
+    let api = http::serve(doors.clients, limits, tasks.clone(), api.into_service());
+    tasks.spawn_vital("api", api);
+    let admin = admin::admin(health, registry, edge, router);
+    tasks.spawn_vital("admin", admin.serve(doors.operators, tasks.clone()));
     Ok(())
 }
 
@@ -159,10 +195,7 @@ fn edge_id(credentials: &NodeCredentials) -> Result<EdgeId, NodeError> {
     edge.ok_or_else(|| NodeError::NoEdge(identity.uri()))
 }
 
-fn listen(
-    key: &'static str,
-    address: std::net::SocketAddr,
-) -> Result<tokio::net::TcpListener, NodeError> {
+fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, NodeError> {
     http::listen(address).map_err(|error| NodeError::Listen { key, error })
 }
 

@@ -1,5 +1,7 @@
 //! The true binary: exit codes, `--check`, start and stop.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::path::Path;
 use std::process::{Command, Output};
 

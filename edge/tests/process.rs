@@ -1,5 +1,7 @@
 //! A running edge: it says when it is ready, shows what it knows, and stops when told.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -78,7 +80,6 @@ fn configure(dir: &Path) -> std::path::PathBuf {
         "[identity]\ncert = {:?}\nkey = {:?}\nca = {:?}\ngrid_key = {:?}\n\
          [listen]\nquic = \"127.0.0.1:0\"\nclient = \"127.0.0.1:0\"\n\
          [relays]\nseeds = [\"127.0.0.1:1\"]\n\
-         [state]\ndir = {dir:?}\n\
          [admin]\nlisten = \"127.0.0.1:0\"\nready_file = {:?}\n",
         leaf.cert,
         leaf.key,

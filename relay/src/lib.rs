@@ -1,8 +1,8 @@
 //! The relay: a sidecar beside a frontend.
 //!
-//! It learns what the site's workers have cached ([`sources`], [`pools`]), how loaded they are
-//! ([`load`]) and what the frontend serves ([`frontend`], [`card`], [`catalog`]), tells edges
-//! ([`publish`]), and hands their requests to the frontend ([`proxy`]).
+//! It learns what the site's workers have cached (`sources`, `pools`), how loaded they are
+//! (`load`) and what the frontend serves (`frontend`, `card`, `catalog`), tells edges
+//! (`publish`), and hands their requests to the frontend (`proxy`).
 
 mod admin;
 mod card;

@@ -30,7 +30,7 @@ use tracing::{Instrument, debug, debug_span, info};
 
 use crate::load::{Gateway, GatewaySession, Ticket};
 
-pub(crate) use admission::{Allowed, AllowedError};
+pub(crate) use admission::Allowed;
 pub(crate) use fault::Fault;
 pub(crate) use frontend::{Frontend, FrontendError, FrontendSettings};
 

@@ -1,14 +1,12 @@
 //! What holds where the configuration says nothing.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use kvgrid_core::routing::Policy;
 
 use super::{
-    LimitsTable, ListenTable, PolicyTable, PromptTable, RetryTable, StateTable, TiersTable,
-    WeightsTable,
+    LimitsTable, ListenTable, PolicyTable, PromptTable, RetryTable, TiersTable, WeightsTable,
 };
 
 /// Where the admin server listens: the loopback interface, because it asks nobody who he is.
@@ -103,14 +101,6 @@ impl Default for RetryTable {
             failures: 3,
             breaker_min: Duration::from_secs(1),
             breaker_max: Duration::from_secs(30),
-        }
-    }
-}
-
-impl Default for StateTable {
-    fn default() -> Self {
-        Self {
-            dir: PathBuf::from("/var/lib/kvgrid"),
         }
     }
 }

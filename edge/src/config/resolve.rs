@@ -43,8 +43,6 @@ pub(crate) struct Config {
     pub(crate) limits: LimitsTable,
     /// When it gives up on a site.
     pub(crate) retry: RetryTable,
-    /// Directory of what survives a restart.
-    pub(crate) state_dir: PathBuf,
 }
 
 impl ConfigFile {
@@ -71,7 +69,6 @@ impl ConfigFile {
             prompt: prompt(self.prompt)?,
             limits: limits(self.limits)?,
             retry: retry(self.retry)?,
-            state_dir: self.state.dir.clone(),
         })
     }
 }

@@ -148,7 +148,7 @@ impl<'a> Session<'a> {
                 let now = self.context.clock.now();
                 self.feed(pool, |replica| {
                     replica.handle_frame(subscription, frame, now)
-                })
+                });
             }
             Inbound::Chunk(pool, chunk) => {
                 let now = self.context.clock.now();

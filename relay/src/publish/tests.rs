@@ -18,7 +18,7 @@ use kvgrid_core::{EdgeId, ModelId, ModelName};
 use kvgrid_proto::frame::CONTROL_LIMIT;
 use kvgrid_proto::v1;
 use kvgrid_runtime::frames::write_frame;
-use kvgrid_runtime::{CloseReason, Expected, Node, NodeConfig, Protocol, Tasks};
+use kvgrid_runtime::{CloseReason, Node, NodeConfig, Protocol, Tasks};
 
 use super::*;
 use edge::{TestEdge, within};
@@ -345,7 +345,7 @@ async fn the_newest_connection_of_an_edge_takes_the_place_of_the_older() {
     let other = relay.edge("eu-2").await;
     within(async {
         while relay.hub.edges() < 2 {
-            tokio::task::yield_now().await
+            tokio::task::yield_now().await;
         }
     })
     .await;

@@ -108,10 +108,8 @@ pub(crate) fn edge(dir: &Path, name: &str, seeds: &[SocketAddr], quorum: usize) 
          [listen]\nquic = \"{ANY}\"\nclient = \"{ANY}\"\n\
          [relays]\nseeds = {seeds:?}\nquorum = {quorum}\n\
          [headers]\nexplain = true\n\
-         [state]\ndir = {state}\n\
          {admin}",
         identity = identity(dir, name),
-        state = quoted(dir.join(format!("{name}.state"))),
         admin = admin(dir, name),
     )
 }
