@@ -130,6 +130,55 @@ async fn a_late_edge_knows_what_is_warm() {
 }
 
 #[tokio::test]
+async fn an_edge_learns_after_a_cut_what_it_missed() {
+    let mut grid = start(near_and_far()).await;
+    grid.link("eu-1", "fra").unwrap().cut();
+    let gone = |known: &Known| !known.eligible("fra");
+    grid.until("eu-1", "fra is not eligible", gone)
+        .await
+        .unwrap();
+    let elsewhere = grid
+        .turn("eu-1", &mut conversation(1, SHORT))
+        .await
+        .unwrap();
+    assert_eq!(elsewhere.site, "iad", "{elsewhere:?}");
+    let mut talk = conversation(2, LONG);
+    grid.ask_site("fra", &mut talk).await.unwrap();
+
+    grid.link("eu-1", "fra").unwrap().mend();
+    grid.until_complete().await.unwrap();
+    grid.until_applied("fra").await.unwrap();
+    let turn = grid.turn("eu-1", &mut talk).await.unwrap();
+
+    assert_eq!(turn.site, "fra", "{turn:?}");
+    assert_warm(&turn);
+    grid.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_restarted_relay_tells_again_what_is_warm() {
+    let mut grid = start(near_and_far()).await;
+    let mut talk = conversation(1, LONG);
+    grid.warm("iad", &mut talk).await.unwrap();
+
+    let before = grid.known("eu-1").await.unwrap().epochs("iad");
+
+    grid.kill_relay("iad").unwrap();
+    grid.restart_relay("iad").await.unwrap();
+    let another = |known: &Known| known.complete("iad") && known.epochs("iad") != before;
+    grid.until("eu-1", "the new relay's pools are there", another)
+        .await
+        .unwrap();
+    grid.until_complete().await.unwrap();
+    grid.until_applied("iad").await.unwrap();
+    let turn = grid.turn("eu-1", &mut talk).await.unwrap();
+
+    assert_eq!(turn.site, "iad", "{turn:?}");
+    assert_warm(&turn);
+    grid.stop().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_full_cache_evicts_and_the_edge_knows_what_is_left() {
     let plan = GridPlan::default()
         .site_with("fra", "eu", |engine| engine.capacity_blocks = 2_000)

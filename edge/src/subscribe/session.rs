@@ -80,30 +80,31 @@ impl<'a> Session<'a> {
         };
         let (events, inbound) = mpsc::channel(EVENTS);
         let connection = view.connection.clone();
-        let session = Self {
+        let session = Session {
             context,
             publish,
-            memory,
+            memory: &mut *memory,
             view,
             request,
             control,
             cards_asked: BTreeSet::new(),
         };
         // Whichever ends first is the reason; dropping the others stops their readers.
-        tokio::select! {
+        let end = tokio::select! {
             error = read_control(answers, events.clone()) => error.into(),
             error = read_streams(connection, events) => error.into(),
             end = session.serve(inbound) => end,
-        }
+        };
+        // Here, since a lost connection is often a reader's end first.
+        memory.handle_disconnect(context.clock.now());
+        end
     }
 
     async fn serve(mut self, mut inbound: mpsc::Receiver<Inbound>) -> SessionEnd {
-        let end = match self.serve_until_end(&mut inbound).await {
+        match self.serve_until_end(&mut inbound).await {
             Ok(never) => match never {},
             Err(end) => end,
-        };
-        self.memory.handle_disconnect(self.context.clock.now());
-        end
+        }
     }
 
     async fn serve_until_end(
