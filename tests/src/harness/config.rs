@@ -100,7 +100,9 @@ pub(crate) fn relay(dir: &Path, name: &str, beside: &Beside, quic: SocketAddr) -
     )
 }
 
-/// An edge that finds the grid at `seeds` and is ready once it sees `quorum` sites.
+/// An edge that finds the grid at `seeds` and is ready once it sees `quorum` sites. It may
+/// take its time to tokenise: on a machine that is busy with a whole grid, decisions without
+/// tokens would come by chance.
 pub(crate) fn edge(dir: &Path, name: &str, seeds: &[SocketAddr], quorum: usize) -> String {
     let seeds: Vec<String> = seeds.iter().map(ToString::to_string).collect();
     format!(
