@@ -26,6 +26,7 @@ pub(super) const EVENTS: usize = 32;
 pub(super) enum Inbound {
     Control(v1::relay_frame::Frame),
     Pool(PoolId, SubscriptionId, Frame),
+    PoolEnd(PoolId, SubscriptionId),
     Chunk(PoolId, Chunk),
     Card(CardDigest, Bytes),
 }
@@ -98,7 +99,7 @@ pub(super) async fn read_streams(
     }
 }
 
-/// A relay resets a stream when a newer subscription takes its place.
+/// A relay resets a stream that it gives up, and keeps the connection.
 fn is_reset(error: &InboundError) -> bool {
     match error {
         InboundError::Frame(ReadFrameError::Stream(quinn::ReadError::Reset(_)))
@@ -135,6 +136,7 @@ async fn read_stream(
     Ok(())
 }
 
+/// Reads a subscription's frames, and tells its end where the relay goes on without it.
 async fn read_pool(
     head: v1::PoolStream,
     mut reader: FrameReader,
@@ -142,15 +144,29 @@ async fn read_pool(
 ) -> Result<Delivered, InboundError> {
     let pool = PoolId(head.pool_id);
     let subscription = SubscriptionId(head.subscription);
-    while let Some(frame) = reader.read::<v1::PoolFrame>().await? {
-        let Some(frame) = kvgrid_proto::frame_from_wire(frame)? else {
-            continue;
+    loop {
+        let event = match next_frame(&mut reader).await {
+            Ok(Some(frame)) => Inbound::Pool(pool, subscription, frame),
+            Ok(None) => Inbound::PoolEnd(pool, subscription),
+            Err(error) if is_reset(&error) => Inbound::PoolEnd(pool, subscription),
+            Err(error) => return Err(error),
         };
-        if let Err(gone) = events.send(Inbound::Pool(pool, subscription, frame)).await {
-            return Ok(Err(gone));
+        let ended = matches!(event, Inbound::PoolEnd(..));
+        let delivered = events.send(event).await;
+        if ended || delivered.is_err() {
+            return Ok(delivered);
         }
     }
-    Ok(Ok(()))
+}
+
+/// The next frame of a kind that we know.
+async fn next_frame(reader: &mut FrameReader) -> Result<Option<Frame>, InboundError> {
+    while let Some(frame) = reader.read::<v1::PoolFrame>().await? {
+        if let Some(frame) = kvgrid_proto::frame_from_wire(frame)? {
+            return Ok(Some(frame));
+        }
+    }
+    Ok(None)
 }
 
 async fn read_card(

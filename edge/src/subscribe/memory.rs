@@ -6,11 +6,27 @@ use kvgrid_core::replication::{Replica, ReplicaConfig, ReplicaError, Request};
 use kvgrid_core::view::{CardDigest, ModelView, PoolView};
 use kvgrid_core::{Instant, PoolId};
 
+/// Most bytes of the tables of one relay's pools, but for a table that replaces another: a
+/// relay, even a compromised one, can't fill this edge's memory. A tenth of it is usual.
+const TABLE_BYTES: u64 = 2 << 30;
+
+/// Bytes of a table's chunk.
+const CHUNK_BYTES: u64 = 32 << 10;
+
 /// A relay's models and our replicas of its pools.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Memory {
     pools: BTreeMap<PoolId, Followed>,
     models: Vec<ModelView>,
+    /// The sum over all replicas.
+    table_bytes: u64,
+    most_table_bytes: u64,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::new(TABLE_BYTES)
+    }
 }
 
 /// A pool of the relay's catalog.
@@ -24,6 +40,15 @@ struct Followed {
 }
 
 impl Memory {
+    const fn new(most_table_bytes: u64) -> Self {
+        Self {
+            pools: BTreeMap::new(),
+            models: Vec::new(),
+            table_bytes: 0,
+            most_table_bytes,
+        }
+    }
+
     /// Takes a catalog: new pools get a replica, those that are gone lose theirs, and those
     /// that were known before this session go on from where they are.
     pub(super) fn handle_catalog(
@@ -47,6 +72,8 @@ impl Memory {
             self.pools.insert(followed.listed.id, followed);
         }
         self.models = models;
+        let replicas = self.pools.values().map(|pool| &pool.replica);
+        self.table_bytes = replicas.map(Replica::table_bytes).sum();
     }
 
     /// The session is over: replicas are stale until the next one.
@@ -64,10 +91,15 @@ impl Memory {
         pool: PoolId,
         input: impl FnOnce(&mut Replica) -> Result<(), ReplicaError>,
     ) -> Result<(), ReplicaError> {
-        match self.pools.get_mut(&pool) {
-            Some(followed) => input(&mut followed.replica),
-            None => Ok(()),
-        }
+        let Some(Followed { replica, .. }) = self.pools.get_mut(&pool) else {
+            return Ok(());
+        };
+        let others = self.table_bytes.saturating_sub(replica.table_bytes());
+        let room = self.most_table_bytes.saturating_sub(others) / CHUNK_BYTES;
+        replica.limit_chunks(u32::try_from(room).unwrap_or(u32::MAX));
+        let fed = input(replica);
+        self.table_bytes = others + replica.table_bytes();
+        fed
     }
 
     /// When [`Self::handle_timeout`] has to be called next.
@@ -123,7 +155,10 @@ mod tests {
     use kvgrid_core::ModelId;
     use kvgrid_core::block::HashFormat;
     use kvgrid_core::event::Tier;
-    use kvgrid_core::replication::{ReplicaView, SubscriptionId};
+    use kvgrid_core::filter::{Geometry, MixKey};
+    use kvgrid_core::replication::{
+        Announced, Begin, Epoch, Frame, ReplicaView, Seq, SubscriptionId,
+    };
 
     use super::*;
 
@@ -182,7 +217,43 @@ mod tests {
         assert_eq!(fed, Ok(()));
     }
 
-    fn unreachable_frame() -> kvgrid_core::replication::Frame {
+    fn unreachable_frame() -> Frame {
         panic!("no replica is asked for a pool that is not listed")
+    }
+
+    #[test]
+    fn tables_beyond_a_relays_share_of_memory_are_refused_and_room_comes_back() {
+        let key = Arc::new(MixKey::from_bytes(&[7; 32]));
+        let config = ReplicaConfig::with_keys(vec![Arc::clone(&key)]);
+        let list = |memory: &mut Memory, ids: &[u64]| {
+            let pools = ids.iter().copied().map(pool).collect();
+            memory.handle_catalog((Vec::new(), pools), &config, Instant::ZERO);
+            memory.poll_requests(Instant::ZERO);
+        };
+        let geometry = Geometry::for_capacity(300_000, key.id());
+        let begin = Frame::Begin(Begin {
+            epoch: Epoch::new(1, 0),
+            seq: Seq(0),
+            geometry,
+            chunks: Announced::All,
+        });
+        let begun = |memory: &mut Memory, id| {
+            memory.feed(PoolId(id), |replica| {
+                replica.handle_frame(SubscriptionId(1), begin.clone(), Instant::ZERO)
+            })
+        };
+        let mut memory = Memory::new(geometry.bytes() + 3 * CHUNK_BYTES);
+
+        list(&mut memory, &[1, 2]);
+        assert_eq!(begun(&mut memory, 1), Ok(()));
+        let limit = 3;
+        let chunks = geometry.chunks();
+        assert_eq!(
+            begun(&mut memory, 2),
+            Err(ReplicaError::TooLarge { chunks, limit })
+        );
+
+        list(&mut memory, &[3]);
+        assert_eq!(begun(&mut memory, 3), Ok(()));
     }
 }

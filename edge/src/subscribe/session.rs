@@ -151,6 +151,13 @@ impl<'a> Session<'a> {
                     replica.handle_frame(subscription, frame, now)
                 });
             }
+            Inbound::PoolEnd(pool, subscription) => {
+                let now = self.context.clock.now();
+                self.feed(pool, |replica| {
+                    replica.handle_stream_end(subscription, now);
+                    Ok(())
+                });
+            }
             Inbound::Chunk(pool, chunk) => {
                 let now = self.context.clock.now();
                 self.feed(pool, |replica| replica.handle_chunk(chunk, now));
@@ -195,6 +202,9 @@ impl<'a> Session<'a> {
         let now = self.context.clock.now();
         self.memory
             .handle_catalog(catalog, &self.context.replica, now);
+        // What was withdrawn meanwhile may not have been sent.
+        let listed: BTreeSet<_> = self.memory.cards().collect();
+        self.cards_asked.retain(|digest| listed.contains(digest));
         self.publish_memory();
         Ok(())
     }

@@ -37,8 +37,9 @@ const CHUNKS_UNDER_WAY: usize = 40;
 /// Subscriptions at once and then one each; beyond it the control stream is read slower.
 const SUBSCRIBE_BURST: u32 = 64;
 const SUBSCRIBE_EVERY: Duration = Duration::from_millis(100);
-/// Cards asked for and not yet sent; beyond it requests are dropped, and asked for again.
-const CARDS_WAITING: usize = 16;
+/// Cards asked for and not yet sent: as many as an edge takes models of one relay. Beyond it
+/// requests are dropped.
+const CARDS_WAITING: usize = 1024;
 
 /// Why a session ended.
 #[derive(Debug, Error)]

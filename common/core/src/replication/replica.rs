@@ -39,6 +39,7 @@ use crate::time::Instant;
 #[derive(Debug)]
 pub struct Replica {
     config: ReplicaConfig,
+    room_chunks: u32,
     link: Link,
     subscription: SubscriptionId,
     /// Whether the next subscription asks for everything.
@@ -86,6 +87,7 @@ impl Replica {
     pub fn new(config: ReplicaConfig) -> Self {
         Self {
             config,
+            room_chunks: u32::MAX,
             link: Link::Down,
             subscription: SubscriptionId::default(),
             fresh: false,
@@ -114,6 +116,19 @@ impl Replica {
         self.audit = Audit::No;
         self.early.clear();
         self.make_stale(now);
+    }
+
+    /// Nothing more comes on a subscription's stream although the publisher is still there.
+    pub fn handle_stream_end(&mut self, subscription: SubscriptionId, now: Instant) {
+        if self.link == Link::Subscribed && subscription == self.subscription {
+            self.resubscribe(now);
+        }
+    }
+
+    /// Refuses tables to come of more chunks than this, where the configured limit is not the
+    /// lower one; for limits over all replicas.
+    pub const fn limit_chunks(&mut self, most: u32) {
+        self.room_chunks = most;
     }
 
     /// Takes the next frame of a subscription's stream; those of older ones are ignored.
@@ -292,7 +307,10 @@ impl Replica {
     }
 
     fn accept(&self, begin: &Begin) -> Result<Arc<MixKey>, ReplicaError> {
-        let (chunks, limit) = (begin.geometry.chunks(), self.config.max_chunks);
+        let (chunks, limit) = (
+            begin.geometry.chunks(),
+            self.config.max_chunks.min(self.room_chunks),
+        );
         if chunks > limit {
             return Err(ReplicaError::TooLarge { chunks, limit });
         }

@@ -23,6 +23,7 @@ enum Op {
     Connect(usize),
     Disconnect(usize),
     LoseChunks(usize),
+    EndStream(usize, usize),
     Restart(bool),
     Grow,
     Corrupt(usize, u64),
@@ -43,6 +44,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => edge().prop_map(Op::Connect),
         1 => edge().prop_map(Op::Disconnect),
         1 => edge().prop_map(Op::LoseChunks),
+        1 => (edge(), 0_usize..8).prop_map(|(edge, after)| Op::EndStream(edge, after)),
         1 => any::<bool>().prop_map(Op::Restart),
         3 => Just(Op::Grow),
     ]
@@ -84,6 +86,7 @@ fn play(world: &mut World, op: &Op) {
             world.disconnect(*edge);
             world.edges[*edge].lose_chunks();
         }
+        Op::EndStream(edge, after) => world.end_stream(*edge, *after),
         Op::Restart(whole) => world.restart(if *whole {
             Completeness::Whole
         } else {

@@ -100,6 +100,33 @@ fn a_replica_that_lost_its_link_stays_searchable_and_resumes_from_the_ring() {
 }
 
 #[test]
+fn a_stream_that_ends_while_the_relay_stays_is_asked_for_again() {
+    let mut world = live_with(0..30);
+
+    world.end_stream(0, 0);
+    assert_eq!(
+        world.edges[0].state(),
+        ReplicaState::Stale { since: world.now }
+    );
+    world.flip(99);
+    world.publisher.close();
+    world.settle();
+
+    world.check_equal();
+}
+
+#[test]
+fn the_end_of_an_older_stream_changes_nothing() {
+    let mut world = live_with(0..30);
+
+    world.edges[0]
+        .replica
+        .handle_stream_end(SubscriptionId(0), world.now);
+
+    assert_eq!(world.edges[0].state(), ReplicaState::Live);
+}
+
+#[test]
 fn a_subscriber_that_fell_off_the_ring_gets_the_touched_chunks_only() {
     let mut world = live_with(0..30);
     let touched = {

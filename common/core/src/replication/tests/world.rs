@@ -141,6 +141,18 @@ impl World {
         edge.replica.handle_disconnect(self.now);
     }
 
+    /// The relay ends the edge's subscription, and its stream breaks after so many frames.
+    pub(super) fn end_stream(&mut self, edge: usize, after: usize) {
+        let edge = &mut self.edges[edge];
+        let Some((id, _)) = edge.session.take() else {
+            return;
+        };
+        for (of, frame) in edge.stream.drain(..).take(after) {
+            edge.replica.handle_frame(of, frame, self.now).unwrap();
+        }
+        edge.replica.handle_stream_end(id, self.now);
+    }
+
     /// Carries what the edge asks for to the relay.
     pub(super) fn ask(&mut self, edge: usize) -> bool {
         let edge = &mut self.edges[edge];
