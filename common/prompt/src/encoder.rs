@@ -4,8 +4,10 @@
 //! runs the latter it is used only after both agreed on fixed and on random texts when the
 //! card was loaded; else the slower one is used, which [`EncoderKind`] tells.
 
+use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::thread;
 
 use dynamo_renderer::RenderedPrompt;
 use dynamo_tokenizers::HuggingFaceTokenizer;
@@ -28,6 +30,11 @@ pub enum EncoderKind {
         because: String,
     },
 }
+
+/// Bytes of text to warm up each thread with: as much as the fast one gives to one, twice.
+const WARM_UP_BYTES: usize = 128 << 10;
+/// Threads that are warmed up at most.
+const MAX_WARM_UP: usize = 32;
 
 pub(crate) struct TextEncoder {
     backend: Backend,
@@ -62,6 +69,7 @@ impl TextEncoder {
             memo: None,
             memo_off_because: None,
         };
+        encoder.warm_up();
         match encoder.safe_memo(&path, &added, memo_bytes) {
             Ok(memo) => encoder.memo = Some(memo),
             Err(because) => encoder.memo_off_because = Some(because),
@@ -111,6 +119,17 @@ impl TextEncoder {
                 (Backend::HuggingFace(Box::new(slow)), kind, added)
             }
         })
+    }
+
+    /// The fast one shares long texts among its threads and makes tables of tens of megabytes
+    /// at the first: that costs its first request no time if it happens here.
+    fn warm_up(&self) {
+        if let Backend::Fast(fast) = &self.backend {
+            let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+            let text = "to warm it up ".repeat(WARM_UP_BYTES / 14 * threads.min(MAX_WARM_UP));
+            // The ids are of no interest, nor is a refusal: the first request would see it.
+            let _ = encode_fast(fast, &text);
+        }
     }
 
     fn safe_memo(&self, path: &Path, added: &[AddedToken], bytes: usize) -> Result<Memo, String> {
