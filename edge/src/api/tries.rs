@@ -65,7 +65,7 @@ impl<S: Sites> Api<S> {
         let mut sends = 0;
         while sends < shared.config.sites {
             let decision = shared.router.route(&mut asked.input, &tried.sites);
-            let explained = shared.config.explain.then(|| decision.to_string());
+            let explained = shared.config.explain.then(|| explain(&decision, &asked));
             let choice = match decision.outcome {
                 Ok(choice) => choice,
                 Err(refusal) => return Err(tried.refused(refusal, &decision, &asked)),
@@ -236,6 +236,14 @@ impl Tried {
             }
         }
     }
+}
+
+/// Why a request goes where it goes, in one line.
+fn explain(decision: &Decision, asked: &Asked) -> String {
+    if asked.input.chains.is_empty() {
+        return format!("{decision}; prompt not tokenised: {}", asked.tokens);
+    }
+    decision.to_string()
 }
 
 fn count(sites: usize) -> String {
