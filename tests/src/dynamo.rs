@@ -19,13 +19,15 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 pub use answer::Answer;
 pub use engine::Engine;
 pub use grid::Grid;
 pub use install::{Installation, python_packages};
 pub use site::{Site, SiteOptions};
+
+use crate::lock::{self, target_dir};
 
 /// Set to `1` to leave out the tests that need real Dynamo.
 pub const SKIP_VARIABLE: &str = "KVGRID_SKIP_DYNAMO";
@@ -34,7 +36,7 @@ pub const SKIP_VARIABLE: &str = "KVGRID_SKIP_DYNAMO";
 #[derive(Debug)]
 pub struct Dynamo {
     installation: Installation,
-    _turn: File,
+    _machine: File,
 }
 
 impl Dynamo {
@@ -56,11 +58,11 @@ impl Dynamo {
 
     fn ready() -> Result<Self> {
         let target = target_dir()?;
-        let turn = locked(&target.join("kvgrid-dynamo-turn.lock"))?;
+        let machine = lock::machine()?;
         let installation = python_packages(&target, &requirements_file())?;
         Ok(Self {
             installation,
-            _turn: turn,
+            _machine: machine,
         })
     }
 
@@ -78,21 +80,4 @@ fn requirements_file() -> PathBuf {
 fn skip(test: &str, reason: &str) {
     // libtest captures the print macros, not the handle; the line is lost only with stderr.
     let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
-}
-
-/// Cargo's target directory, found from the running test's own path.
-fn target_dir() -> Result<PathBuf> {
-    let exe = std::env::current_exe().context("the running program has no path")?;
-    exe.ancestors()
-        .find(|dir| dir.join("CACHEDIR.TAG").is_file())
-        .map(Path::to_path_buf)
-        .with_context(|| format!("no target directory above {}", exe.display()))
-}
-
-/// Opens and locks a file; the lock ends with the file, also when the process is killed.
-fn locked(path: &Path) -> Result<File> {
-    let file = File::create(path).with_context(|| format!("no lock file {}", path.display()))?;
-    file.lock()
-        .with_context(|| format!("no lock on {}", path.display()))?;
-    Ok(file)
 }

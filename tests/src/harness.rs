@@ -7,6 +7,7 @@
 //! ends when the grid is dropped.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,6 +20,7 @@ use tempfile::TempDir;
 
 use crate::client::Client;
 use crate::link::Switch;
+use crate::lock;
 
 pub(crate) mod config;
 mod conversation;
@@ -48,14 +50,31 @@ pub struct Grid {
     client: Client,
     links: Tasks,
     program: PathBuf,
-    // Last: nodes write into it until they have ended.
+    // Nodes write into it until they have ended.
     dir: TempDir,
+    // Last: then the next test may begin.
+    _machine: Option<File>,
 }
 
 impl Grid {
     /// Starts a grid whose nodes run as processes of `program`, and waits until every edge
     /// knows every site.
     pub async fn start(plan: GridPlan, program: &Path) -> anyhow::Result<Self> {
+        Self::start_with(plan, program, None).await
+    }
+
+    /// Starts a grid once no other test has one: several at once would starve each other on
+    /// a small machine, and miss deadlines that a user's machine keeps.
+    pub async fn start_alone(plan: GridPlan, program: &Path) -> anyhow::Result<Self> {
+        let machine = lock::machine()?;
+        Self::start_with(plan, program, Some(machine)).await
+    }
+
+    async fn start_with(
+        plan: GridPlan,
+        program: &Path,
+        machine: Option<File>,
+    ) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("kvgrid-").tempdir()?;
         let trust_domain = TrustDomain::new("grid.example")?;
         kvgrid_certs::init(dir.path(), trust_domain.clone(), Overwrite::Refuse)?;
@@ -66,6 +85,7 @@ impl Grid {
             links: Tasks::new(),
             program: program.to_owned(),
             dir,
+            _machine: machine,
         };
         for site in plan.sites {
             grid.certify(&relay_identity(&trust_domain, &site)?)?;

@@ -6,4 +6,5 @@ pub mod dynamo;
 pub mod emulator;
 pub mod harness;
 pub mod link;
+mod lock;
 pub mod node;

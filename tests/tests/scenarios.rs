@@ -15,7 +15,7 @@ const SHORT: usize = 200;
 
 async fn start(plan: GridPlan) -> Grid {
     let program = Path::new(env!("CARGO_BIN_EXE_kvgrid-demo"));
-    Grid::start(plan, program).await.unwrap()
+    Grid::start_alone(plan, program).await.unwrap()
 }
 
 /// A site next door and one across the ocean.

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::locked;
+use crate::lock;
 
 /// Pythons to look for; the requirements file has hashes for 3.10 to 3.14.
 const PYTHONS: [&str; 6] = [
@@ -47,7 +47,7 @@ pub fn python_packages(target: &Path, requirements: &Path) -> Result<Installatio
     let venv = target.join(&name);
     let python = venv.join("bin").join("python");
 
-    let _lock = locked(&target.join("kvgrid-dynamo-install.lock"))?;
+    let _lock = lock::file(&target.join("kvgrid-dynamo-install.lock"))?;
     if !python.exists() {
         let unfinished = target.join(format!("{name}.unfinished"));
         remove_if_there(&unfinished)?;

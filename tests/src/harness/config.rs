@@ -110,6 +110,7 @@ pub(crate) fn edge(dir: &Path, name: &str, seeds: &[SocketAddr], quorum: usize) 
          [listen]\nquic = \"{ANY}\"\nclient = \"{ANY}\"\n\
          [relays]\nseeds = {seeds:?}\nquorum = {quorum}\n\
          [headers]\nexplain = true\n\
+         [prompt]\ndeadline = \"10s\"\n\
          {admin}",
         identity = identity(dir, name),
         admin = admin(dir, name),
