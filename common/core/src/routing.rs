@@ -46,6 +46,8 @@ pub struct RouteRequest<'a> {
     pub affinity: Option<u64>,
     /// Sites that have been tried.
     pub exclude: &'a [SiteId],
+    /// Relays that have been tried, of sites that may do it by another.
+    pub exclude_relays: &'a [RelayId],
     /// Rules of the tenant and the request, beside the policy's own.
     pub rules: &'a [&'a SiteRules],
 }
@@ -169,7 +171,7 @@ fn weigh(
     local: &Local<'_>,
     now: Instant,
 ) -> Candidate {
-    let eligible = eligibility::eligible(site, request, local.policy, local.breakers, now);
+    let eligible = eligibility::eligible(site, request, local, now);
     let verdict = match eligible {
         Err(exclusion) => Verdict::Excluded(exclusion),
         Ok((model, relay)) => Verdict::Scored(score::score(

@@ -16,6 +16,10 @@ use crate::label::Labels;
 use crate::load::SiteLoad;
 use crate::replication::ReplicaView;
 
+pub use lead::{Knowledge, Lead, LeadConfig, Standing};
+
+mod lead;
+
 /// All sites an edge knows, by site id.
 #[derive(Clone, Debug, Default)]
 pub struct GridView {
@@ -52,6 +56,8 @@ pub struct RelayView {
     pub connected: bool,
     /// Whether it has said that it is leaving.
     pub draining: bool,
+    /// The models that its frontend serves now; another of the site's may serve others.
+    pub serves: Vec<ModelId>,
     /// Round trip as the connection measures it.
     pub rtt: Duration,
     /// Bytes a second that the path carries, once measured.
@@ -67,7 +73,7 @@ pub struct ModelView {
     pub name: ModelName,
     /// The name's id.
     pub id: ModelId,
-    /// Whether the site serves it now.
+    /// Whether it is served now: by the site, if at least one of its relays says so.
     pub ready: bool,
     /// How to tokenise for it, where a relay has told.
     pub card: Option<CardInfo>,

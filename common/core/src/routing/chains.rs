@@ -10,6 +10,7 @@ use std::sync::Arc;
 use crate::block::{ChainHash, HashFormat, HashSeed, chain_hashes};
 use crate::id::ModelId;
 use crate::view::{CardDigest, GridView};
+use xxhash_rust::xxh3::Xxh3Default;
 
 /// A prompt's tokens, per card, and their chains, once hashed.
 #[derive(Clone, Debug)]
@@ -64,6 +65,17 @@ impl Chains {
     pub fn prompt_tokens(&self, card: Option<&CardDigest>) -> Option<u32> {
         let prompt = self.prompt(card)?;
         Some(u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX))
+    }
+
+    /// What the prompt's first block hashes to at sites with this card, for affinity.
+    pub(super) fn beginning(&self, card: &CardDigest, block_size: NonZeroU32) -> Option<u64> {
+        let tokens = &self.prompt(Some(card))?.tokens;
+        let block = tokens.len().min(block_size.get() as usize);
+        let mut hasher = Xxh3Default::new();
+        for token in &tokens[..block] {
+            hasher.update(&token.to_le_bytes());
+        }
+        Some(hasher.digest())
     }
 
     /// The longest length that any card gives.

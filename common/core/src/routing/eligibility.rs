@@ -11,8 +11,7 @@ use crate::label::Violation;
 use crate::time::Instant;
 use crate::view::{ModelView, RelayView, SiteView};
 
-use super::RouteRequest;
-use super::policy::Policy;
+use super::{Local, RouteRequest};
 
 /// Why a site is not a candidate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,12 +75,11 @@ impl Breakers {
 pub(super) fn eligible<'a>(
     site: &'a SiteView,
     request: &RouteRequest<'_>,
-    policy: &Policy,
-    breakers: &Breakers,
+    local: &Local<'_>,
     now: Instant,
 ) -> Result<(&'a ModelView, &'a RelayView), Exclusion> {
     let model = site.model(request.model.id()).ok_or(Exclusion::NotServed)?;
-    for rules in core::iter::once(&policy.rules).chain(request.rules.iter().copied()) {
+    for rules in core::iter::once(&local.policy.rules).chain(request.rules.iter().copied()) {
         rules
             .check(site.region.as_ref(), &site.labels)
             .map_err(Exclusion::Forbidden)?;
@@ -96,7 +94,7 @@ pub(super) fn eligible<'a>(
     if !model.ready {
         return Err(Exclusion::NotReady);
     }
-    relay(site, request, breakers, now).map(|relay| (model, relay))
+    relay(site, request, local, now).map(|relay| (model, relay))
 }
 
 /// An engine needs a place for at least one token of its answer.
@@ -115,34 +113,97 @@ fn fits(model: &ModelView, request: &RouteRequest<'_>) -> Result<(), Exclusion> 
     }
 }
 
-/// The relay that a session keeps to, by rendezvous hashing, among those that can be used.
+/// The relay through which the request goes, among those that can be used.
+///
+/// A site's frontends share no state, so a session, else what prompts begin with, keeps to
+/// one relay by rendezvous hashing, unless that one has more than its share to do.
 fn relay<'a>(
     site: &'a SiteView,
     request: &RouteRequest<'_>,
-    breakers: &Breakers,
+    local: &Local<'_>,
     now: Instant,
 ) -> Result<&'a RelayView, Exclusion> {
-    let mut obstacle = Exclusion::NotConnected;
+    let mut obstacle = None;
     let mut usable = Vec::new();
     for relay in &site.relays {
-        if !relay.connected {
-            continue;
-        }
-        if relay.draining {
-            if obstacle == Exclusion::NotConnected {
-                obstacle = Exclusion::Draining;
-            }
-        } else if breakers.allows(&relay.id, request.model.id(), now) {
-            usable.push(relay);
-        } else {
-            obstacle = Exclusion::BreakerOpen;
+        match obstacle_of(relay, request, local.breakers, now) {
+            None => usable.push(relay),
+            // Of several, the most passing one: it says best what to wait for.
+            found => obstacle = obstacle.max(found),
         }
     }
-    let key = request.affinity.unwrap_or(0);
-    let best = usable
+    let open = |relay: &RelayView| {
+        let lane = local.inflight.lane(&relay.id);
+        lane.map_or(0, |lane| lane.open_requests())
+    };
+    let all: u32 = usable.iter().map(|relay| open(relay)).sum();
+    let relays = u32::try_from(usable.len()).unwrap_or(u32::MAX).max(1);
+    let share = SLACK + all.saturating_mul(5) / relays.saturating_mul(4);
+    let key = home(site, request);
+    usable
         .into_iter()
-        .max_by_key(|relay| super::rendezvous(key, relay.id.as_str()));
-    best.ok_or(obstacle)
+        .max_by_key(|relay| {
+            let weight = super::rendezvous(key, relay.id.as_str());
+            (open(relay) <= share, weight)
+        })
+        .ok_or_else(|| obstacle.map_or(Exclusion::NotConnected, Obstacle::exclusion))
+}
+
+/// Requests that a relay may have beyond its share before sessions leave it.
+const SLACK: u32 = 4;
+
+/// What a request's relay is chosen by: its session, else its prompt's beginning.
+fn home(site: &SiteView, request: &RouteRequest<'_>) -> u64 {
+    let beginning = || {
+        let model = site.model(request.model.id())?;
+        let card = model.card.as_ref()?;
+        request.chains.beginning(&card.digest, card.block_size)
+    };
+    request.affinity.or_else(beginning).unwrap_or(0)
+}
+
+/// Why a relay can't be used, from the lasting to the passing.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Obstacle {
+    NotConnected,
+    Draining,
+    NotReady,
+    BreakerOpen,
+    Tried,
+}
+
+impl Obstacle {
+    const fn exclusion(self) -> Exclusion {
+        match self {
+            Self::NotConnected => Exclusion::NotConnected,
+            Self::Draining => Exclusion::Draining,
+            Self::NotReady => Exclusion::NotReady,
+            Self::BreakerOpen => Exclusion::BreakerOpen,
+            Self::Tried => Exclusion::Tried,
+        }
+    }
+}
+
+fn obstacle_of(
+    relay: &RelayView,
+    request: &RouteRequest<'_>,
+    breakers: &Breakers,
+    now: Instant,
+) -> Option<Obstacle> {
+    let model = request.model.id();
+    if !relay.connected {
+        Some(Obstacle::NotConnected)
+    } else if relay.draining {
+        Some(Obstacle::Draining)
+    } else if !relay.serves.contains(&model) {
+        Some(Obstacle::NotReady)
+    } else if request.exclude_relays.contains(&relay.id) {
+        Some(Obstacle::Tried)
+    } else if !breakers.allows(&relay.id, model, now) {
+        Some(Obstacle::BreakerOpen)
+    } else {
+        None
+    }
 }
 
 impl fmt::Display for Exclusion {

@@ -23,6 +23,7 @@ struct Case {
     inflight: Inflight,
     breakers: Breakers,
     exclude: Vec<SiteId>,
+    exclude_relays: Vec<RelayId>,
     affinity: Option<u64>,
     rules: Vec<SiteRules>,
     body_bytes: u64,
@@ -40,6 +41,7 @@ impl Case {
             inflight: Inflight::default(),
             breakers: Breakers::default(),
             exclude: Vec::new(),
+            exclude_relays: Vec::new(),
             affinity: None,
             rules: Vec::new(),
             body_bytes: 0,
@@ -66,6 +68,7 @@ impl Case {
             body_bytes: self.body_bytes,
             affinity: self.affinity,
             exclude: &self.exclude,
+            exclude_relays: &self.exclude_relays,
             rules: &rules,
         };
         let local = Local {
@@ -474,6 +477,48 @@ fn a_session_keeps_to_one_relay_of_a_site() {
     let relays: std::collections::BTreeSet<RelayId> = (0..50).map(|s| relay(s, s)).collect();
     assert_eq!(relays.len(), 3);
     assert!((0..20).all(|seed| relay(7, seed) == relay(7, 0)));
+}
+
+#[test]
+fn a_prompts_beginning_keeps_to_one_relay_where_no_session_is_known() {
+    let relay = |first: u32| {
+        let mut case = Case::new(0, vec![Site::new("fra", 4).relays(3)]);
+        let prompt: Vec<u32> = (first..first + 100).collect();
+        case.chains.insert(CARD, prompt.into());
+        case.decide(1).outcome.unwrap().relay
+    };
+
+    let relays: std::collections::BTreeSet<RelayId> = (0..50).map(|n| relay(n * 1000)).collect();
+    assert_eq!(relays.len(), 3);
+    assert_eq!(relay(5000), relay(5000));
+}
+
+#[test]
+fn a_relay_with_more_than_its_share_is_left_by_its_sessions() {
+    let mut case = Case::new(100, vec![Site::new("fra", 4).relays(2)]);
+    case.affinity = Some(7);
+    let model = ModelName::new(MODEL).unwrap().id();
+    let home = case.decide(1).outcome.unwrap().relay;
+    case.inflight.open(&home, 1);
+
+    let mut sent = 0;
+    while case.decide(1).outcome.unwrap().relay == home {
+        case.inflight.lane(&home).unwrap().begin(model, 0);
+        sent += 1;
+        assert!(sent < 50, "it is never left");
+    }
+
+    assert!(sent > 4, "{sent}");
+}
+
+#[test]
+fn a_relay_that_was_tried_or_does_not_serve_the_model_is_passed_over() {
+    let id = |name| RelayId::new(name).unwrap();
+    let mut case = Case::new(100, vec![Site::new("fra", 4).relays(2).unserved(1)]);
+
+    assert_eq!(case.decide(1).outcome.unwrap().relay, id("fra-1"));
+    case.exclude_relays = vec![id("fra-1")];
+    assert_eq!(case.exclusion("fra"), "already tried");
 }
 
 #[test]

@@ -194,8 +194,17 @@ impl Site {
         self
     }
 
+    /// One of the relays has a frontend that does not serve the model.
+    pub(crate) fn unserved(mut self, relay: usize) -> Self {
+        self.view.relays[relay].serves.clear();
+        self
+    }
+
     pub(crate) fn serves(mut self, name: &str) -> Self {
         self.view.models = vec![model(name)];
+        for relay in &mut self.view.relays {
+            relay.serves = vec![self.view.models[0].id];
+        }
         self
     }
 
@@ -239,6 +248,7 @@ fn relay(site: &str, index: usize, rtt_ms: u64) -> RelayView {
         id: RelayId::new(&format!("{site}-{index}")).unwrap(),
         connected: true,
         draining: false,
+        serves: vec![ModelName::new(MODEL).unwrap().id()],
         rtt: ms(rtt_ms),
         path_rate: None,
         window: None,

@@ -151,6 +151,7 @@ impl Grid {
             body_bytes: 0,
             affinity: None,
             exclude: &[],
+            exclude_relays: &[],
             rules: &[],
         };
         let local = Local {
