@@ -12,6 +12,7 @@ pub mod filter;
 pub mod id;
 pub mod label;
 pub mod load;
+pub mod membership;
 pub mod replication;
 pub mod residency;
 pub mod routing;
