@@ -5,8 +5,8 @@
 //! what a grid needs beyond that:
 //!
 //! - a packet is taken only from the relay whose certificate it came with;
-//! - announcements are repeated until somebody answers, and relays that were lost are tried
-//!   again for ever, so that parts of a mesh which lost each other meet again;
+//! - announcements are repeated until somebody answers, seeds are tried for ever and lost
+//!   members for a day, so that parts of a mesh which lost each other meet again;
 //! - a suspect is told so directly and repeatedly by who suspects it, because lost datagrams
 //!   must not be enough to declare anybody down;
 //! - a relay that was declared down by mistake, or forgot its generation, takes a higher one;

@@ -36,7 +36,11 @@ impl Members {
     }
 
     pub(super) fn remove(&mut self, relay: &RelayId) -> Option<Member> {
-        self.changed.insert(relay.clone());
+        if self.told.contains_key(relay) {
+            self.changed.insert(relay.clone());
+        } else {
+            self.changed.remove(relay);
+        }
         self.alive.remove(relay)
     }
 

@@ -4,3 +4,5 @@ mod hostile;
 mod mesh;
 mod scenarios;
 mod world;
+
+pub(super) use world::member;

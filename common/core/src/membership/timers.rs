@@ -110,3 +110,94 @@ impl Timers {
         self.slots.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use core::time::Duration;
+
+    use super::*;
+    use crate::membership::tests::member;
+
+    fn identity(number: usize) -> Identity {
+        Identity(member(number, 1))
+    }
+
+    fn suspicion(incarnation: u16) -> Timer<Identity> {
+        Timer::ChangeSuspectToDown {
+            member_id: identity(1),
+            incarnation,
+            token: 0,
+        }
+    }
+
+    fn at(seconds: u64) -> Instant {
+        Instant::ZERO + Duration::from_secs(seconds)
+    }
+
+    fn pop(timers: &mut Timers, now: Instant) -> Option<Timer<Identity>> {
+        match timers.pop(now)? {
+            Due::Foca(timer) => Some(timer),
+            own => panic!("{own:?} is none of foca's"),
+        }
+    }
+
+    #[test]
+    fn what_is_due_at_once_is_done_in_the_order_that_foca_wants() {
+        let mut wanted = vec![
+            Timer::PeriodicAnnounceDown(0),
+            Timer::RemoveDown(identity(1)),
+            Timer::PeriodicGossip(0),
+            Timer::PeriodicAnnounce(0),
+            suspicion(0),
+            Timer::ProbeRandomMember(0),
+            Timer::SendIndirectProbe {
+                probed_id: identity(1),
+                token: 0,
+            },
+        ];
+        let mut timers = Timers::default();
+        for timer in &wanted {
+            timers.set_foca(timer.clone(), at(1));
+        }
+        wanted.sort();
+
+        let done: Vec<_> = std::iter::from_fn(|| pop(&mut timers, at(1))).collect();
+
+        assert_eq!(done, wanted);
+        assert_eq!(timers.len(), 0);
+    }
+
+    #[test]
+    fn nothing_is_done_before_its_time_and_the_earlier_goes_first() {
+        let mut timers = Timers::default();
+        timers.set_foca(Timer::PeriodicGossip(0), at(1));
+        timers.set_foca(Timer::ProbeRandomMember(0), at(2));
+
+        assert_eq!(pop(&mut timers, Instant::ZERO), None);
+        assert_eq!(timers.next(), Some(at(1)));
+        assert_eq!(pop(&mut timers, at(5)), Some(Timer::PeriodicGossip(0)));
+        assert_eq!(pop(&mut timers, at(5)), Some(Timer::ProbeRandomMember(0)));
+    }
+
+    #[test]
+    fn a_newer_timer_takes_the_place_of_the_older() {
+        let mut timers = Timers::default();
+        timers.set_foca(Timer::ProbeRandomMember(0), at(1));
+        timers.set_foca(Timer::ProbeRandomMember(1), at(2));
+        timers.set_foca(suspicion(0), at(3));
+        timers.set_foca(suspicion(1), at(4));
+
+        assert_eq!(pop(&mut timers, at(9)), Some(Timer::ProbeRandomMember(1)));
+        assert_eq!(pop(&mut timers, at(9)), Some(suspicion(1)));
+        assert_eq!(pop(&mut timers, at(9)), None);
+    }
+
+    #[test]
+    fn a_suspect_that_fails_again_has_no_more_time_for_it() {
+        let mut timers = Timers::default();
+        timers.set_foca(suspicion(0), at(5));
+        timers.set_foca(suspicion(0), at(8));
+
+        assert_eq!(timers.next(), Some(at(5)));
+    }
+}

@@ -25,7 +25,7 @@ fn number(relay: &RelayId) -> usize {
     relay.as_str()["relay-".len()..].parse().unwrap()
 }
 
-pub(super) fn member(number: usize, generation: u64) -> Member {
+pub(in super::super) fn member(number: usize, generation: u64) -> Member {
     let relay = relay(number);
     let address = format!("{relay}.example.net:7440");
     Member {
@@ -286,5 +286,7 @@ pub(super) fn check(relay: &Membership) {
     );
     assert!(relay.contacts.len() <= 64 + 256);
     assert!(relay.members.pending() <= 2 * relay.config.most_members);
+    // The backlog of news waiting to be passed on.
+    assert!(relay.foca.updates_backlog() <= 3 * relay.config.most_members + 100);
     assert_eq!(relay.counters().faults, 0, "at {own}");
 }
