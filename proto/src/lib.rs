@@ -5,6 +5,7 @@ pub mod frame;
 mod catalog;
 mod convert;
 mod load;
+mod members;
 mod replication;
 
 pub use catalog::{
@@ -12,6 +13,7 @@ pub use catalog::{
 };
 pub use convert::ConvertError;
 pub use load::{load_from_wire, load_to_wire};
+pub use members::{members_from_wire, members_to_wire};
 pub use replication::{
     audit_from_wire, chunk_from_wire, chunk_to_wire, frame_from_wire, frame_to_wire,
     request_to_wire, subscribe_from_wire,
