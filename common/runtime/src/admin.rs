@@ -9,6 +9,7 @@ use std::convert::Infallible;
 use std::future::ready;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -46,21 +47,39 @@ pub struct AdminConfig {
     pub ready_file: Option<PathBuf>,
 }
 
-/// What a process says of its health; the edge says it on its client port too.
+/// What a process says of its health; the edge says it on its client port too. Clones agree.
 #[derive(Clone)]
-pub struct Health(Readiness);
+pub struct Health {
+    ready: Readiness,
+    leaving: Arc<AtomicBool>,
+}
 
 impl Health {
     /// Asks `ready` each time: `Err` says in words what is missing.
     pub fn new(ready: impl Fn() -> Result<(), String> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(ready))
+        Self {
+            ready: Arc::new(ready),
+            leaving: Arc::default(),
+        }
+    }
+
+    /// Is never ready from now on, because the process leaves.
+    pub fn leave(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
+    }
+
+    fn readiness(&self) -> Result<(), String> {
+        if self.leaving.load(Ordering::Relaxed) {
+            return Err("leaving".to_owned());
+        }
+        (self.ready)()
     }
 
     /// The answer for `/livez` or `/readyz`, if `path` is one of them.
     pub fn answer(&self, path: &str) -> Option<Answer> {
         match path {
             "/livez" => Some(text(StatusCode::OK, "live\n")),
-            "/readyz" => Some(match (self.0)() {
+            "/readyz" => Some(match self.readiness() {
                 Ok(()) => text(StatusCode::OK, "ready\n"),
                 Err(missing) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{missing}\n")),
             }),
@@ -71,7 +90,7 @@ impl Health {
 
 impl std::fmt::Debug for Health {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Health({:?})", (self.0)())
+        write!(f, "Health({:?})", self.readiness())
     }
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 /// Writes a file beside its place and moves it there, so that no reader sees half of it.
-pub(crate) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
+pub fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let aside = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
     fs::write(&aside, content)

@@ -21,9 +21,10 @@ mod tasks;
 pub mod telemetry;
 
 pub use clock::Clock;
+pub use files::write_whole;
 pub use node::{
     BindError, CloseReason, ConnectError, Expected, Node, NodeConfig, PeerConnection, PeerOfError,
     Protocol, TransportConfig, WrapSocket, resolve,
 };
 pub use ready::ReadyFile;
-pub use tasks::{Tasks, termination};
+pub use tasks::{Tasks, Termination};

@@ -224,10 +224,11 @@ impl Node {
             .not_after
             .duration_since(SystemTime::now())
             .unwrap_or_default();
-        let connection = connection.clone();
+        let (connection, tasks) = (connection.clone(), self.0.tasks.clone());
         self.0.tasks.spawn("certificate's end", async move {
             tokio::select! {
                 _ = connection.closed() => {}
+                () = tasks.stopping() => {}
                 () = tokio::time::sleep(left) => {
                     CloseReason::CertificateEnded.close(&connection);
                 }

@@ -6,9 +6,10 @@
 //! process, since half a node is worse than a restarted one.
 
 use std::future::Future;
+use std::io;
 use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 use tokio_util::task::TaskTracker;
@@ -98,20 +99,41 @@ impl Tasks {
     }
 }
 
-/// Waits for SIGTERM or SIGINT, or for the tasks to stop by themselves.
-///
-/// The handlers are in place when this returns the future, not when that is first polled.
-pub fn termination(tasks: &Tasks) -> std::io::Result<impl Future<Output = ()> + use<>> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let token = tasks.token.clone();
-    Ok(async move {
+/// Waits for what ends a process: SIGTERM, SIGINT, or its tasks stopping by themselves.
+#[derive(Debug)]
+pub struct Termination {
+    terminate: Signal,
+    interrupt: Signal,
+    token: CancellationToken,
+}
+
+impl Termination {
+    /// Puts the handlers in place; from then on signals alone no longer end the process.
+    pub fn new(tasks: &Tasks) -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            token: tasks.token.clone(),
+        })
+    }
+
+    /// Waits for the next signal, or for the tasks to stop. Cancel safe.
+    pub async fn next(&mut self) {
         tokio::select! {
-            _ = terminate.recv() => info!(signal = "SIGTERM", "Stopping"),
-            _ = interrupt.recv() => info!(signal = "SIGINT", "Stopping"),
-            () = token.cancelled() => {}
+            _ = self.terminate.recv() => info!(signal = "SIGTERM", "Stopping"),
+            _ = self.interrupt.recv() => info!(signal = "SIGINT", "Stopping"),
+            () = self.token.cancelled() => {}
         }
-    })
+    }
+
+    /// Lets a process end its work in order, unless another signal or the end of its tasks
+    /// cuts that short.
+    pub async fn unless_again(&mut self, work: impl Future<Output = ()>) {
+        tokio::select! {
+            () = work => {}
+            () = self.next() => warn!("Stopping at once"),
+        }
+    }
 }
 
 struct ReportPanic(&'static str);
