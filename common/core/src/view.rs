@@ -41,6 +41,8 @@ pub struct SiteView {
     pub relays: Vec<RelayView>,
     /// The models it serves.
     pub models: Vec<ModelView>,
+    /// The relay by which it is known what the site has cached.
+    pub known_by: Option<RelayId>,
     /// What it has cached.
     pub pools: Vec<PoolView>,
     /// How busy it is.

@@ -131,6 +131,17 @@ impl Replica {
         self.room_chunks = most;
     }
 
+    /// Drops all that is known, and is connected to nobody.
+    pub fn clear(&mut self) {
+        let config = self.config.clone();
+        // Subscriptions count on, so that what is under way for an old one is told apart.
+        let subscription = self.subscription;
+        *self = Self {
+            subscription,
+            ..Self::new(config)
+        };
+    }
+
     /// Takes the next frame of a subscription's stream; those of older ones are ignored.
     pub fn handle_frame(
         &mut self,

@@ -60,6 +60,7 @@ impl Site {
             alive: true,
             relays: vec![relay(name, 1, rtt_ms)],
             models: vec![model(MODEL)],
+            known_by: None,
             pools: Vec::new(),
             load: SiteLoad::default(),
         };
