@@ -4,6 +4,7 @@
 //! with errors that name the key. Which site this is, its region and its labels stand in the
 //! certificate, never here.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -39,6 +40,15 @@ pub(crate) struct ConfigFile {
     /// Where edges find it.
     #[serde(default)]
     pub(crate) listen: ListenTable,
+    /// Where others reach it: addresses, `host:port`, by the network they are of.
+    #[serde(default)]
+    pub(crate) advertise: BTreeMap<String, Vec<String>>,
+    /// The other relays.
+    #[serde(default)]
+    pub(crate) gossip: GossipTable,
+    /// What it keeps from one start to the next.
+    #[serde(default)]
+    pub(crate) state: StateTable,
     /// Whom it hands requests to.
     pub(crate) frontend: FrontendTable,
     /// How edges tokenise for the site's model.
@@ -69,6 +79,41 @@ impl Default for ListenTable {
     fn default() -> Self {
         Self {
             quic: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 7440)),
+        }
+    }
+}
+
+/// Table `[gossip]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct GossipTable {
+    /// Addresses of relays, `host:port`: one that is alive is enough to find all.
+    pub(crate) seeds: Vec<String>,
+    /// Networks in which relays advertise addresses that this relay reaches, the best first.
+    pub(crate) scopes: Vec<String>,
+}
+
+impl Default for GossipTable {
+    fn default() -> Self {
+        Self {
+            seeds: Vec::new(),
+            scopes: vec!["public".into()],
+        }
+    }
+}
+
+/// Table `[state]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct StateTable {
+    /// A directory of its own, made when something is to be kept.
+    pub(crate) dir: PathBuf,
+}
+
+impl Default for StateTable {
+    fn default() -> Self {
+        Self {
+            dir: "/var/lib/kvgrid".into(),
         }
     }
 }
@@ -237,7 +282,7 @@ impl Default for LimitsTable {
             partial_after: Duration::from_secs(600),
             requests: proxy.requests,
             body_bytes: proxy.body_bytes,
-            stop_grace: Duration::from_secs(10),
+            stop_grace: Duration::from_secs(25),
         }
     }
 }

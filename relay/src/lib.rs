@@ -10,6 +10,7 @@ mod catalog;
 mod config;
 mod fetch;
 mod frontend;
+mod gossip;
 mod load;
 mod metrics;
 mod pools;

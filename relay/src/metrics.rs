@@ -18,6 +18,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use crate::frontend::Served;
+use crate::gossip::Gossip;
 use crate::load::Gateway;
 use crate::pools::PoolReport;
 use crate::publish::Hub;
@@ -33,6 +34,8 @@ pub(crate) struct Readings {
     pub(crate) hub: Hub,
     /// The requests under way.
     pub(crate) gateway: Gateway,
+    /// The other relays.
+    pub(crate) gossip: Gossip,
     /// The models that requests may name.
     pub(crate) models: BTreeMap<ModelId, ModelName>,
     /// The time now.
@@ -64,6 +67,7 @@ impl Collector for Readings {
         let edges = self.hub.edges() as u64;
         page.gauge("edges", "Edges that follow", [(vec![], edges)])?;
         self.requests(&mut page)?;
+        self.gossip(&mut page)?;
         let pools = self.pools.borrow();
         blocks(&mut page, &pools)?;
         events(&mut page, &pools)?;
@@ -72,6 +76,30 @@ impl Collector for Readings {
 }
 
 impl Readings {
+    fn gossip(&self, page: &mut Page<'_>) -> fmt::Result {
+        let members = self.gossip.members().borrow().len() as u64;
+        let help = "Relays believed alive, this one among them";
+        page.gauge("members", help, [(vec![], members)])?;
+        let counters = self.gossip.counters();
+        let refused = [
+            ("wrong_sender", counters.wrong_sender),
+            ("undecodable", counters.undecodable),
+            ("too_many", counters.too_many),
+        ];
+        let refused = refused.map(|(reason, count)| (vec![("reason", reason.to_owned())], count));
+        page.counter(
+            "gossip_refused",
+            "Datagrams of other relays refused",
+            refused,
+        )?;
+        let lost = [
+            ("unroutable", counters.unroutable),
+            ("dropped", counters.dropped),
+        ];
+        let lost = lost.map(|(reason, count)| (vec![("reason", reason.to_owned())], count));
+        page.counter("gossip_lost", "Datagrams to other relays not sent", lost)
+    }
+
     fn requests(&self, page: &mut Page<'_>) -> fmt::Result {
         let load = self.gateway.load(self.clock.now());
         let of = |value: fn(&kvgrid_core::load::GatewayLoad) -> u64| {

@@ -28,6 +28,7 @@ use tokio::sync::watch;
 pub(crate) use pool::{PoolPublisher, PoolSpec, PoolStatus};
 pub(crate) use session::serve;
 
+use crate::gossip::Members;
 use crate::load::Gateway;
 use pool::Pool;
 use sessions::Sessions;
@@ -65,6 +66,7 @@ struct Inner {
     config: HubConfig,
     catalog: watch::Sender<Arc<Catalog>>,
     load: watch::Sender<LoadSample>,
+    members: watch::Sender<Members>,
     leaving: watch::Sender<bool>,
     pools: watch::Sender<Arc<Pools>>,
     sessions: Sessions,
@@ -77,6 +79,7 @@ impl Hub {
             config,
             catalog: watch::Sender::default(),
             load: watch::Sender::default(),
+            members: watch::Sender::default(),
             leaving: watch::Sender::new(false),
             pools: watch::Sender::default(),
             sessions: Sessions::default(),
@@ -91,6 +94,11 @@ impl Hub {
     /// Where the site's load is told.
     pub(crate) fn load(&self) -> &watch::Sender<LoadSample> {
         &self.0.load
+    }
+
+    /// Where it is told which relays are alive.
+    pub(crate) fn members(&self) -> &watch::Sender<Members> {
+        &self.0.members
     }
 
     /// Tells edges to send no new requests.

@@ -4,28 +4,30 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use kvgrid_certs::{Accepts, NodeCredentials, read_grid_key};
-use kvgrid_core::ModelName;
 use kvgrid_core::filter::MixKey;
+use kvgrid_core::membership::Addresses;
 use kvgrid_core::replication::PublisherConfig;
-use kvgrid_runtime::admin::Admin;
+use kvgrid_core::{ModelName, RelayId};
+use kvgrid_runtime::admin::{Admin, Health};
 use kvgrid_runtime::config::ConfigError;
 use kvgrid_runtime::http::{ListenError, listen};
 use kvgrid_runtime::{
-    BindError, Clock, CloseReason, Node, NodeConfig, Protocol, ReadyFile, Tasks, termination,
+    BindError, Clock, CloseReason, Node, NodeConfig, Protocol, ReadyFile, Tasks, Termination,
 };
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::admin;
 use crate::card::SiteCard;
 use crate::catalog::{self, Offer};
 use crate::config::{self, Config};
 use crate::frontend::{self, Served};
+use crate::gossip::{self, GenerationError, GenerationFile, Gossip, GossipConfig};
 use crate::load::{self, EngineReport, Gateway, Scraper};
 use crate::metrics::{self, Readings};
 use crate::pools::Pools;
@@ -38,6 +40,7 @@ pub(crate) struct Prepared {
     config: Config,
     credentials: NodeCredentials,
     key: MixKey,
+    relay: RelayId,
     card: Option<SiteCard>,
     frontend: Frontend,
 }
@@ -54,6 +57,9 @@ pub(crate) enum RunError {
     /// The admin address can't be bound.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// The number of this life can't be kept.
+    #[error("state.dir: {0}")]
+    Generation(#[from] GenerationError),
     /// A task that the relay can't do without has ended; the log says which.
     #[error("a vital task ended")]
     Broken,
@@ -66,10 +72,12 @@ impl Prepared {
         let identity = &config.file.identity;
         let credentials = NodeCredentials::load(&identity.files())
             .map_err(|error| ConfigError::key("identity", &error))?;
-        if credentials.identity().as_relay().is_none() {
-            let reason = format!("{} is no relay's", credentials.identity());
+        let who = credentials.identity();
+        let Some((_, relay)) = who.as_relay() else {
+            let reason = format!("{who} is no relay's");
             return Err(ConfigError::key("identity.cert", &reason));
-        }
+        };
+        let relay = relay.clone();
         let key = read_grid_key(&identity.grid_key)
             .map_err(|error| ConfigError::key("identity.grid_key", &error))?;
         let card = match (&config.file.card, &config.card) {
@@ -83,6 +91,7 @@ impl Prepared {
         Ok(Self {
             frontend: frontend.map_err(|error| ConfigError::key("frontend.url", &error))?,
             key: MixKey::from_bytes(&key),
+            relay,
             config,
             credentials,
             card,
@@ -111,20 +120,62 @@ pub(crate) fn run(prepared: Prepared) -> Result<(), RunError> {
 
 async fn serve(prepared: Prepared) -> Result<(), RunError> {
     let tasks = Tasks::new();
-    let terminated = termination(&tasks)?;
+    let mut termination = Termination::new(&tasks)?;
     let grace = prepared.config.file.limits.stop_grace;
     let relay = Relay::bind(prepared, &tasks)?;
-    let (node, hub) = (relay.node.clone(), relay.hub.clone());
-    let _ready = relay.start()?;
-    terminated.await;
+    let node = relay.node.clone();
+    let (leaving, ready) = relay.start()?;
+    termination.next().await;
     let broken = tasks.is_stopping();
-    hub.leave();
-    tasks.finish(grace).await;
+    if !broken {
+        termination.unless_again(leaving.leave(grace)).await;
+    }
     node.close(CloseReason::Stopping).await;
+    tasks.finish(LAST_TASKS).await;
+    drop(ready);
     if broken {
         Err(RunError::Broken)
     } else {
         Ok(())
+    }
+}
+
+/// How long tasks may take to end once nothing is left for them to do.
+const LAST_TASKS: Duration = Duration::from_secs(2);
+
+/// How long a relay that leaves waits at least: edges hear of it, and what they have sent
+/// meanwhile arrives.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// What has to hear of it when the relay leaves.
+struct Leaving {
+    health: Health,
+    hub: Hub,
+    gossip: Gossip,
+    gateway: Gateway,
+    clock: Clock,
+}
+
+impl Leaving {
+    /// Tells everybody, and waits until all requests have ended, but not beyond `grace`.
+    async fn leave(self, grace: Duration) {
+        self.health.leave();
+        self.hub.leave();
+        self.gossip.leave().await;
+        let drained = async {
+            tokio::time::sleep(LINGER).await;
+            while self.open_requests() > 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        if tokio::time::timeout(grace, drained).await.is_err() {
+            warn!(requests = self.open_requests(), "Requests are cut off");
+        }
+    }
+
+    fn open_requests(&self) -> u32 {
+        let load = self.gateway.load(self.clock.now());
+        load.iter().map(|(_, load)| load.in_flight).sum()
     }
 }
 
@@ -146,7 +197,8 @@ impl Relay {
         let listen_quic = prepared.config.file.listen.quic;
         let node = NodeConfig::new(listen_quic, prepared.credentials.clone())
             .serve(Protocol::View, Accepts::Edges)
-            .serve(Protocol::Request, Accepts::Edges);
+            .serve(Protocol::Request, Accepts::Edges)
+            .serve(Protocol::Gossip, Accepts::Relays);
         let hub = Hub::new(HubConfig {
             key: Arc::new(prepared.key.clone()),
             incarnation: incarnation(),
@@ -166,7 +218,8 @@ impl Relay {
     }
 
     /// Starts all tasks; the file that comes back says where the relay listens.
-    fn start(self) -> Result<Option<ReadyFile>, RunError> {
+    fn start(self) -> Result<(Leaving, Option<ReadyFile>), RunError> {
+        let gossip = self.gossip()?;
         let served = self.watch_frontend();
         let engines = self.watch_load();
         self.tell_catalog(served.clone(), engines);
@@ -176,22 +229,31 @@ impl Relay {
             served: served.clone(),
             hub: self.hub.clone(),
             gateway: self.gateway.clone(),
+            gossip: gossip.clone(),
             models: by_id(self.prepared.models()),
             clock: self.clock,
         };
         let registry = Arc::new(metrics::registry(readings));
-        let admin = Admin::new(admin::health(served, pools), registry);
+        let health = admin::health(served, pools);
+        let admin = Admin::new(health.clone(), registry);
         let (quic, admin_at) = (self.node.local_addr(), self.admin.local_addr()?);
         let ready_file = self.prepared.config.file.admin.ready_file.clone();
         let identity = self.node.identity();
-        self.accept_edges();
+        let leaving = Leaving {
+            health,
+            hub: self.hub.clone(),
+            gossip: gossip.clone(),
+            gateway: self.gateway.clone(),
+            clock: self.clock,
+        };
+        self.accept(gossip);
         let tasks = self.tasks.clone();
         self.tasks
             .spawn_vital("admin server", admin.serve(self.admin, tasks));
         info!(%identity, %quic, admin = %admin_at, "Relay started");
         let bound = BTreeMap::from([("quic", quic), ("admin", admin_at)]);
         let written = ready_file.map(|path| ReadyFile::write(&path, &bound));
-        Ok(written.transpose()?)
+        Ok((leaving, written.transpose()?))
     }
 
     fn watch_frontend(&self) -> watch::Receiver<Served> {
@@ -265,7 +327,42 @@ impl Relay {
         reports
     }
 
-    fn accept_edges(&self) {
+    /// Joins the other relays, and tells edges of them.
+    fn gossip(&self) -> Result<Gossip, GenerationError> {
+        let config = &self.prepared.config;
+        let generation = config.file.state.dir.join("generation");
+        let mut addresses = config.addresses.clone();
+        let bound = self.node.local_addr();
+        // Who listens at one address and says nothing else is reached there.
+        if addresses.is_empty() && !bound.ip().is_unspecified() {
+            let bound = bound.to_string();
+            addresses = Addresses::new([("public", bound.as_str())]).unwrap_or_default();
+        }
+        let gossip = gossip::start(
+            GossipConfig {
+                relay: self.prepared.relay.clone(),
+                addresses,
+                seeds: config.file.gossip.seeds.clone(),
+                scopes: config.scopes.clone(),
+                generation: GenerationFile::next(&generation)?,
+                luck: luck(),
+            },
+            &self.node,
+            self.clock,
+            &self.tasks,
+        );
+        let (mut members, told) = (gossip.members(), self.hub.members().clone());
+        self.spawn("tell members", async move {
+            // The gossip's task holds the other end.
+            while let Ok(()) = members.changed().await {
+                told.send_replace(Arc::clone(&members.borrow_and_update()));
+            }
+            std::future::pending::<()>().await;
+        });
+        Ok(gossip)
+    }
+
+    fn accept(&self, gossip: Gossip) {
         let limits = &self.prepared.config.file.limits;
         let proxy = Arc::new(ProxyContext::new(
             self.prepared.frontend.clone(),
@@ -278,7 +375,7 @@ impl Relay {
             (self.clock, self.tasks.clone()),
         ));
         let (node, hub, tasks) = (self.node.clone(), self.hub.clone(), self.tasks.clone());
-        self.spawn("edges", async move {
+        self.spawn("accept", async move {
             while let Some(peer) = node.accept().await {
                 match peer.protocol {
                     Protocol::View => {
@@ -288,7 +385,7 @@ impl Relay {
                         let proxy = Arc::clone(&proxy);
                         tasks.spawn("request session", proxy::serve_requests(peer, proxy));
                     }
-                    Protocol::Gossip => peer.close(CloseReason::Unexpected),
+                    Protocol::Gossip => gossip.accept(peer).await,
                 }
             }
         });
@@ -301,6 +398,12 @@ impl Relay {
             stop.run_until_cancelled_owned(task).await;
         });
     }
+}
+
+/// A number that differs from relay to relay, so that they do not draw alike.
+fn luck() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
 }
 
 fn by_id(models: BTreeSet<ModelName>) -> BTreeMap<kvgrid_core::ModelId, ModelName> {

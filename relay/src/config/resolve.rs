@@ -10,6 +10,7 @@ use http::uri::Scheme;
 use kvgrid_core::ModelName;
 use kvgrid_core::block::HashFormat;
 use kvgrid_core::event::engine::DecoderConfig;
+use kvgrid_core::membership::{Addresses, Scope};
 use kvgrid_prompt::{CardOptions, ChatRules};
 use kvgrid_runtime::config::ConfigError;
 
@@ -22,6 +23,9 @@ const ENDPOINTS: usize = 4096;
 
 /// Most sources.
 const SOURCES: usize = 64;
+
+/// Most seeds; all other relays are learnt from one that is alive.
+const SEEDS: usize = 64;
 
 /// Most metrics pages.
 const PAGES: usize = 1024;
@@ -40,6 +44,10 @@ const SHORTEST: Duration = Duration::from_millis(10);
 pub(crate) struct Config {
     /// What was written, with what was left out.
     pub(crate) file: ConfigFile,
+    /// Where others reach it.
+    pub(crate) addresses: Addresses,
+    /// Networks that it reaches, the best first.
+    pub(crate) scopes: Vec<Scope>,
     /// The frontend's address, without a path.
     pub(crate) frontend: Uri,
     /// What edges may ask of it.
@@ -84,6 +92,7 @@ impl ConfigFile {
     pub(crate) fn resolve(self) -> Result<Config, ConfigError> {
         let mut file = self;
         file.check_waits()?;
+        let (addresses, scopes) = file.reach()?;
         let frontend = http_uri("frontend.url", &file.frontend.url)?;
         if !matches!(frontend.path(), "" | "/") || frontend.query().is_some() {
             return Err(wrong("frontend.url", "has a path, which requests bring"));
@@ -104,6 +113,8 @@ impl ConfigFile {
         let admin = *file.admin.listen.get_or_insert(default);
         Ok(Config {
             file,
+            addresses,
+            scopes,
             frontend,
             allowed,
             card,
@@ -111,6 +122,24 @@ impl ConfigFile {
             load_pages,
             admin,
         })
+    }
+
+    /// Where others reach the relay, and whom it reaches.
+    fn reach(&self) -> Result<(Addresses, Vec<Scope>), ConfigError> {
+        let advertised = self.advertise.iter().flat_map(|(scope, addresses)| {
+            let address = |address| (scope.as_str(), String::as_str(address));
+            addresses.iter().map(address)
+        });
+        let addresses = Addresses::new(advertised).map_err(|error| wrong("advertise", error))?;
+        let scopes = self.gossip.scopes.iter().map(|name| Scope::new(name));
+        let scopes: Result<_, _> = scopes.collect();
+        let scopes = scopes.map_err(|error| wrong("gossip.scopes", error))?;
+        at_most("gossip.seeds", self.gossip.seeds.len(), SEEDS)?;
+        for seed in &self.gossip.seeds {
+            let checked = Addresses::new([("seed", seed.as_str())]);
+            checked.map_err(|error| wrong("gossip.seeds", error))?;
+        }
+        Ok((addresses, scopes))
     }
 
     fn check_waits(&self) -> Result<(), ConfigError> {

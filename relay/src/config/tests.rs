@@ -72,7 +72,7 @@ fn a_source_without_a_card_says_all_itself() {
 
 #[test]
 fn unknown_keys_are_refused_by_name() {
-    assert_refused(&[IDENTITY, FRONTEND, "[gossip]\n"], "gossip");
+    assert_refused(&[IDENTITY, FRONTEND, "[gosip]\n"], "gosip");
     assert_refused(&[IDENTITY, FRONTEND, "speed = 1\n"], "speed");
     assert_refused(&[IDENTITY, FRONTEND, SOURCE, "speed = 1\n"], "speed");
     assert_refused(&[IDENTITY, "[frontend]\n"], "frontend: missing field `url`");

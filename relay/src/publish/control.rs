@@ -1,4 +1,5 @@
-//! What is said on the control stream: hello, then catalog and load whenever they change.
+//! What is said on the control stream: hello, then catalog, members and load whenever they
+//! change.
 //!
 //! Only the latest of each is ever written. While the stream is blocked nothing gathers.
 
@@ -9,7 +10,7 @@ use kvgrid_core::EdgeId;
 use kvgrid_proto::frame::CONTROL_LIMIT;
 use kvgrid_proto::v1::relay_frame::Frame;
 use kvgrid_proto::v1::{self, RelayFrame};
-use kvgrid_proto::{load_to_wire, model_to_wire, pool_to_wire};
+use kvgrid_proto::{load_to_wire, members_to_wire, model_to_wire, pool_to_wire};
 use kvgrid_runtime::frames::{WriteFrameError, write_frame};
 use quinn::SendStream;
 use tokio::time::Instant;
@@ -37,6 +38,7 @@ pub(super) async fn run(
     let mut pools = hub.0.pools.subscribe();
     let mut loads = hub.0.load.subscribe();
     let mut leaving = hub.0.leaving.subscribe();
+    let mut members = hub.0.members.subscribe();
     let hello = Frame::Hello(v1::RelayHello {
         software: concat!("kvgrid/", env!("CARGO_PKG_VERSION")).into(),
         incarnation: hub.0.config.incarnation,
@@ -44,6 +46,7 @@ pub(super) async fn run(
     write(&mut stream, hello).await?;
     catalogs.mark_changed();
     loads.mark_changed();
+    members.mark_changed();
     if *leaving.borrow() {
         leaving.mark_changed();
     }
@@ -63,6 +66,13 @@ pub(super) async fn run(
                 let catalog = Arc::clone(&catalogs.borrow_and_update());
                 let pools = Arc::clone(&pools.borrow_and_update());
                 write(&mut stream, Frame::Catalog(wire_catalog(&catalog, &pools))).await?;
+            }
+            _ = members.changed() => {
+                let members = Arc::clone(&members.borrow_and_update());
+                let all = members.iter().map(|(relay, addresses)| (relay, addresses));
+                for frame in members_to_wire(all) {
+                    write(&mut stream, Frame::Members(frame)).await?;
+                }
             }
             () = load_is_due(&mut loads, told_at) => {
                 loads.mark_unchanged();
