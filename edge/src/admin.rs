@@ -61,6 +61,7 @@ mod tests {
                 ready,
                 card: None,
             }],
+            known_by: None,
             pools: Vec::new(),
             load: SiteLoad::default(),
         }

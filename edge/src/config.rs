@@ -71,9 +71,16 @@ pub(crate) struct ListenTable {
 pub(crate) struct RelaysTable {
     /// Addresses of relays, `host:port`; a name is looked up again at each dial.
     pub(crate) seeds: Vec<String>,
+    /// Networks in which relays advertise addresses that this edge reaches, the best first.
+    #[serde(default = "scopes")]
+    pub(crate) scopes: Vec<String>,
     /// Live sites that make this edge ready.
     #[serde(default = "one")]
     pub(crate) quorum: usize,
+}
+
+fn scopes() -> Vec<String> {
+    vec!["public".into()]
 }
 
 const fn one() -> usize {
@@ -176,6 +183,13 @@ pub(crate) struct LimitsTable {
     /// How long a client may take to send a request's body.
     #[serde(with = "humantime_serde")]
     pub(crate) body_timeout: Duration,
+    /// How long it takes new requests on after it was told to stop and is not ready any more,
+    /// so that load balancers notice.
+    #[serde(with = "humantime_serde")]
+    pub(crate) stop_delay: Duration,
+    /// How long requests under way may go on after that.
+    #[serde(with = "humantime_serde")]
+    pub(crate) stop_grace: Duration,
 }
 
 /// Table `[retry]`.

@@ -12,9 +12,10 @@ use kvgrid_core::backoff::BackoffConfig;
 use kvgrid_core::filter::MixKey;
 use kvgrid_core::replication::ReplicaConfig;
 use kvgrid_prompt::{Cards, CardsConfig, LoadOptions};
+use kvgrid_runtime::admin::Health;
 use kvgrid_runtime::http::{HttpLimits, ListenError};
 use kvgrid_runtime::{
-    BindError, Clock, CloseReason, Node, NodeConfig, ReadyFile, Tasks, http, termination,
+    BindError, Clock, CloseReason, Node, NodeConfig, ReadyFile, Tasks, Termination, http,
 };
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -28,8 +29,8 @@ use crate::metrics::{CardMetrics, Metrics};
 use crate::route::Router;
 use crate::subscribe::{self, SubscribeConfig};
 
-/// How long requests under way may go on once the edge is told to stop.
-const GRACE: Duration = Duration::from_secs(10);
+/// How long tasks may take to end once nothing is left for them to do.
+const LAST_TASKS: Duration = Duration::from_secs(2);
 
 /// Why an edge did not start, or not stop in order. What had been started is stopped.
 #[derive(Debug, Error)]
@@ -83,7 +84,7 @@ pub(crate) fn run(config: Config) -> Result<(), NodeError> {
 
 async fn serve(config: Config) -> Result<(), NodeError> {
     let tasks = Tasks::new();
-    let stop = termination(&tasks).map_err(NodeError::System)?;
+    let mut termination = Termination::new(&tasks).map_err(NodeError::System)?;
     let credentials = NodeCredentials::load(&config.identity.files())?;
     let edge = edge_id(&credentials)?;
     let key = MixKey::from_bytes(&read_grid_key(&config.identity.grid_key)?);
@@ -91,17 +92,40 @@ async fn serve(config: Config) -> Result<(), NodeError> {
     let doors = Doors::open(&config)?;
     let bound = doors.bound(&node)?;
     let ready_file = config.ready_file.clone();
-    start(config, (edge.clone(), key), &node, doors, &tasks)?;
+    let limits = config.limits;
+    let leaving = start(config, (edge.clone(), key), &node, doors, &tasks)?;
 
     let ready = ready_file.map(|path| ReadyFile::write(&path, &bound));
-    let _ready = ready.transpose().map_err(NodeError::ReadyFile)?;
+    let ready = ready.transpose().map_err(NodeError::ReadyFile)?;
     info!(%edge, quic = %bound["quic"], client = %bound["client"], admin = %bound["admin"], "Started");
 
-    stop.await;
-    tasks.finish(GRACE).await;
+    termination.next().await;
+    if !tasks.is_stopping() {
+        let leave = leaving.leave(limits.stop_delay, limits.stop_grace);
+        termination.unless_again(leave).await;
+    }
     node.close(CloseReason::Stopping).await;
+    tasks.finish(LAST_TASKS).await;
+    drop(ready);
     info!("Stopped");
     Ok(())
+}
+
+/// What has to hear of it when the edge leaves.
+struct Leaving {
+    health: Health,
+    /// The server of clients and their connections.
+    clients: Tasks,
+}
+
+impl Leaving {
+    /// Is not ready any more, goes on for `delay` so that this is noticed, and then takes no
+    /// new requests and waits for those under way, but not beyond `grace`.
+    async fn leave(self, delay: Duration, grace: Duration) {
+        self.health.leave();
+        tokio::time::sleep(delay).await;
+        self.clients.finish(grace).await;
+    }
 }
 
 /// Where people and programs come in.
@@ -136,12 +160,13 @@ fn start(
     node: &Node,
     doors: Doors,
     tasks: &Tasks,
-) -> Result<(), NodeError> {
+) -> Result<Leaving, NodeError> {
     let clock = Clock::start();
     let cards = Arc::new(Cards::new(cards_config(&config)).map_err(NodeError::System)?);
     let api_config = ApiConfig::of(&config);
     let follow = SubscribeConfig {
         seeds: config.seeds,
+        scopes: config.scopes,
         replica: ReplicaConfig::with_keys(vec![Arc::new(key)]),
         backoff: BackoffConfig::default(),
         jitter_seed: seed(),
@@ -172,11 +197,16 @@ fn start(
         connections: config.limits.connections,
         head_timeout: config.limits.head_timeout,
     };
-    let api = http::serve(doors.clients, limits, tasks.clone(), api.into_service());
-    tasks.spawn_vital("api", api);
-    let admin = admin::admin(health, registry, edge, router);
+    let clients = Tasks::new();
+    let (serving, stop) = (clients.clone(), tasks.clone());
+    tasks.spawn_vital("api", async move {
+        http::serve(doors.clients, limits, serving, api.into_service()).await;
+        // It ends in order before the rest does.
+        stop.stopping().await;
+    });
+    let admin = admin::admin(health.clone(), registry, edge, router);
     tasks.spawn_vital("admin", admin.serve(doors.operators, tasks.clone()));
-    Ok(())
+    Ok(Leaving { health, clients })
 }
 
 fn cards_config(config: &Config) -> CardsConfig {

@@ -80,8 +80,12 @@ impl Router {
         }))
     }
 
-    /// Decides where a request goes; `tried` sites are passed over.
-    pub(crate) fn route(&self, input: &mut RouteInput, tried: &[SiteId]) -> Decision {
+    /// Decides where a request goes; sites and relays that were tried are passed over.
+    pub(crate) fn route(
+        &self,
+        input: &mut RouteInput,
+        (sites, relays): (&[SiteId], &[RelayId]),
+    ) -> Decision {
         let started = self.now();
         let view = self.0.view.load();
         input.chains.hash_for(&view, input.model.id());
@@ -91,7 +95,8 @@ impl Router {
             chains: &input.chains,
             body_bytes: input.body_bytes,
             affinity: input.affinity,
-            exclude: tried,
+            exclude: sites,
+            exclude_relays: relays,
             rules: &rules,
         };
         let local = Local {

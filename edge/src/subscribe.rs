@@ -1,9 +1,11 @@
 //! Keeps the edge's view of the grid: what every site serves, has cached and bears.
 //!
-//! One task per seed dials its relay, holds a view and a request connection to it, and follows
-//! its pools with replicas. What it knows goes into a watch; the grid's task puts all of them
-//! together and publishes one immutable [`GridView`]. A relay that is out of reach keeps its
-//! place in the view, with its replicas stale: it is not eligible, and nothing is forgotten.
+//! Relays are found at seeds and told of by other relays; the directory keeps one follower
+//! for each. A follower dials its relay, holds a view and a request connection to it, and
+//! keeps replicas of its pools where these are wanted. What it knows goes into a watch; the
+//! grid's task chooses which relay of a site is followed, puts all of them together and
+//! publishes one immutable [`GridView`]. A relay that is out of reach keeps its place in the
+//! view, with its replicas stale: it is not eligible, and nothing is forgotten.
 //!
 //! Who a relay is and where it stands comes from its certificate alone.
 
@@ -11,6 +13,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use kvgrid_core::backoff::BackoffConfig;
+use kvgrid_core::membership::Scope;
 use kvgrid_core::replication::ReplicaConfig;
 use kvgrid_core::view::{CardDigest, GridView};
 use kvgrid_prompt::Cards;
@@ -19,23 +22,28 @@ use tokio::sync::{Notify, watch};
 
 pub(crate) use links::Links;
 
-use dial::Claims;
+use directory::{Registry, Relays};
 use grid::Grid;
 use relay_state::RelayState;
 
 mod catalog;
-mod dial;
+mod directory;
+mod follow;
 mod grid;
 mod inbound;
 mod links;
 mod memory;
 mod relay_state;
+mod roster;
+mod seed;
 mod session;
 
 /// What following relays needs.
 pub(crate) struct SubscribeConfig {
     /// Addresses of relays, `HOST:PORT`.
     pub(crate) seeds: Vec<String>,
+    /// Networks that this edge reaches, the best first.
+    pub(crate) scopes: Vec<Scope>,
     /// How replicas are kept, with the grid's keys.
     pub(crate) replica: ReplicaConfig,
     /// Delays between attempts to reach a relay.
@@ -52,7 +60,8 @@ struct Context {
     tasks: Tasks,
     cards: Arc<Cards>,
     links: Links,
-    claims: Claims,
+    /// Wakes who assembles the view.
+    changed: Arc<Notify>,
     replica: ReplicaConfig,
     backoff: BackoffConfig,
 }
@@ -96,23 +105,33 @@ pub(crate) fn start(
         tasks: tasks.clone(),
         cards: Arc::clone(&cards),
         links: links.clone(),
-        claims: Claims::default(),
+        changed: Arc::clone(&changed),
         replica: config.replica,
         backoff: config.backoff,
     };
-    let mut relays = Vec::new();
+    let relays = Relays::default();
+    let (registry, directory) = Registry::new(
+        context.clone(),
+        config.scopes,
+        relays.clone(),
+        config.jitter_seed,
+    );
+    let stop = tasks.token().clone();
+    tasks.spawn_vital("directory of relays", async move {
+        stop.run_until_cancelled(registry.run()).await;
+    });
     for (seed, jitter_seed) in config.seeds.into_iter().zip(config.jitter_seed..) {
-        let (state, receiver) = watch::channel(RelayState::default());
-        relays.push(receiver);
-        let publish = Publish {
-            state,
-            changed: Arc::clone(&changed),
-        };
-        let following = dial::follow(context.clone(), publish, seed, jitter_seed);
-        tasks.spawn_vital("follow a relay", following);
+        let seeking = seed::seek(context.clone(), directory.clone(), seed, jitter_seed);
+        let stop = tasks.token().clone();
+        tasks.spawn_vital("seek relays", async move {
+            stop.run_until_cancelled(seeking).await;
+        });
     }
     let usable = Arc::new(move |digest: &CardDigest| cards.get(&digest.0).is_some());
     let grid = Grid::new(relays, clock, changed, usable, Arc::clone(&view));
-    tasks.spawn_vital("assemble the view", grid.run(tasks.token().clone()));
+    let stop = tasks.token().clone();
+    tasks.spawn_vital("assemble the view", async move {
+        stop.run_until_cancelled(grid.run()).await;
+    });
     Subscriptions { view, links }
 }

@@ -21,6 +21,7 @@
 //!         "capacity_blocks": 4096, "context_length": 8192
 //!       }
 //!     }],
+//!     "known_by": "fra-1",
 //!     "pools": [{
 //!       "id": "0c5d2ae1a07d7bbf", "model": "tiny-chat", "source": "engines",
 //!       "block_size": 16, "format": "standard", "tier": "device", "closed": true,
@@ -53,6 +54,7 @@
 //!   `incomplete` or `none`.
 //! - `breaker` is `closed`, `half_open` (the next request is a trial) or `open`: of a relay the
 //!   worst over the site's models, of a site the best over its relays.
+//! - `known_by` is the relay by which the pools are known; all tell of the same workers.
 //! - `applied` says of each of the source's publishers the last sequence that can be searched
 //!   here: whatever it published up to that is in the replica.
 //! - A model whose name the site's catalog does not tell is shown by its id, as digits.
@@ -100,6 +102,7 @@ struct Site<'a> {
     breaker: Breaker,
     relays: Vec<Relay<'a>>,
     models: Vec<Model<'a>>,
+    known_by: Option<&'a str>,
     pools: Vec<Pool<'a>>,
     load: Load<'a>,
 }
@@ -231,6 +234,7 @@ impl<'a> Site<'a> {
                 .unwrap_or(Breaker::Closed),
             relays,
             models: site.models.iter().map(Model::of).collect(),
+            known_by: site.known_by.as_ref().map(|relay| relay.as_str()),
             pools: site
                 .pools
                 .iter()

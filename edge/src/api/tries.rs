@@ -2,9 +2,10 @@
 //!
 //! Until the first byte of an answer has come, nothing was told to the client, and another
 //! site can be asked instead: when a site can't be reached, breaks off, says that it is
-//! overloaded or down, or doesn't have the model after all. Each site is asked once. A site
-//! that only takes its time is not replaced: the next one would be asked to do the same
-//! work while the first one goes on with it.
+//! overloaded or down, or doesn't have the model after all. Each relay is asked once, and no
+//! other of its site where the answer holds for the whole site. A site that only takes its
+//! time is not replaced: the next one would be asked to do the same work while the first one
+//! goes on with it.
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -12,6 +13,7 @@ use http::request::Parts;
 use http::response::Parts as AnswerHead;
 use http_body_util::BodyExt;
 use kvgrid_core::routing::{Choice, Decision, Refusal};
+use kvgrid_core::{RelayId, SiteId};
 use tracing::{debug, warn};
 
 use super::Api;
@@ -45,7 +47,8 @@ pub(super) struct Begun<B> {
 /// What is to be told when no site is left.
 #[derive(Default)]
 struct Tried {
-    sites: Vec<kvgrid_core::SiteId>,
+    sites: Vec<SiteId>,
+    relays: Vec<RelayId>,
     last: Option<SendError>,
     /// What all failures had in common, if anything.
     common: Option<FailureKind>,
@@ -64,13 +67,15 @@ impl<S: Sites> Api<S> {
         let mut tried = Tried::default();
         let mut sends = 0;
         while sends < shared.config.sites {
-            let decision = shared.router.route(&mut asked.input, &tried.sites);
+            let decision = shared
+                .router
+                .route(&mut asked.input, (&tried.sites, &tried.relays));
             let explained = shared.config.explain.then(|| explain(&decision, &asked));
             let choice = match decision.outcome {
                 Ok(choice) => choice,
                 Err(refusal) => return Err(tried.refused(refusal, &decision, &asked)),
             };
-            tried.sites.push(choice.site.clone());
+            tried.relays.push(choice.relay.clone());
             let model = asked.input.model.id();
             let Some(dispatch) = shared.router.dispatch(&choice, model) else {
                 continue;
@@ -107,7 +112,7 @@ impl<S: Sites> Api<S> {
                         ..
                     } = &over;
                     warn!(%site, reason, detail, may_have_run, "Site passed over");
-                    tried.note(over);
+                    tried.note(site, over);
                 }
             }
         }
@@ -120,7 +125,7 @@ impl<S: Sites> Api<S> {
         choice: Choice,
         mut dispatch: Dispatch,
         request: SiteRequest,
-    ) -> Result<Result<Begun<S::Body>, (kvgrid_core::SiteId, SendError)>, ApiError> {
+    ) -> Result<Result<Begun<S::Body>, (SiteId, SendError)>, ApiError> {
         let begin = begin(&self.0.sites, &choice, request);
         match tokio::time::timeout(self.0.config.answer_timeout, begin).await {
             Ok(Ok((head, first, body))) => {
@@ -201,7 +206,11 @@ fn unwanted(status: StatusCode) -> Option<SendError> {
 }
 
 impl Tried {
-    fn note(&mut self, over: SendError) {
+    fn note(&mut self, site: SiteId, over: SendError) {
+        // A fault may be of the relay or its frontend; the rest is of the workers behind all.
+        if over.kind != FailureKind::Fault {
+            self.sites.push(site);
+        }
         let first = self.last.is_none();
         self.common = self.common.filter(|kind| *kind == over.kind);
         if first {
@@ -231,7 +240,7 @@ impl Tried {
             Some(FailureKind::LacksModel) => ApiError::UnknownModel(asked.input.model.to_string()),
             Some(FailureKind::TooLarge) => ApiError::TooLargeForSites,
             Some(FailureKind::Fault | FailureKind::Refusal) | None => {
-                let asked = count(self.sites.len());
+                let asked = count(self.relays.len());
                 ApiError::Unavailable(format!("{asked} asked, the last one: {}", last.reason))
             }
         }
@@ -246,10 +255,10 @@ fn explain(decision: &Decision, asked: &Asked) -> String {
     decision.to_string()
 }
 
-fn count(sites: usize) -> String {
-    if sites == 1 {
-        "1 site was".into()
+fn count(relays: usize) -> String {
+    if relays == 1 {
+        "1 relay was".into()
     } else {
-        format!("{sites} sites were")
+        format!("{relays} relays were")
     }
 }

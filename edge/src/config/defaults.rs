@@ -89,6 +89,8 @@ impl Default for LimitsTable {
             requests: 10_000,
             head_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(120),
+            stop_delay: Duration::from_secs(3),
+            stop_grace: Duration::from_secs(25),
         }
     }
 }

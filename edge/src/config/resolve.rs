@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use kvgrid_core::Region;
 use kvgrid_core::label::{LabelRule, SiteRules};
+use kvgrid_core::membership::Scope;
 use kvgrid_core::routing::{Policy, TierCredits, Weights};
 use kvgrid_runtime::config::{ConfigError, IdentityConfig};
 
@@ -31,6 +32,8 @@ pub(crate) struct Config {
     pub(crate) ready_file: Option<PathBuf>,
     /// Addresses of relays, `host:port`, at least one.
     pub(crate) seeds: Vec<String>,
+    /// Networks that this edge reaches, the best first.
+    pub(crate) scopes: Vec<Scope>,
     /// Live sites that make this edge ready.
     pub(crate) quorum: usize,
     /// How it decides.
@@ -63,6 +66,7 @@ impl ConfigFile {
             admin: self.admin.listen.unwrap_or_else(defaults::admin),
             ready_file: self.admin.ready_file.clone(),
             seeds: seeds(&self.relays.seeds)?,
+            scopes: scopes(&self.relays.scopes)?,
             quorum: self.relays.quorum,
             policy: self.policy.resolve()?,
             headers: self.headers,
@@ -71,6 +75,12 @@ impl ConfigFile {
             retry: retry(self.retry)?,
         })
     }
+}
+
+fn scopes(scopes: &[String]) -> Result<Vec<Scope>, ConfigError> {
+    let scope = |name: &String| Scope::new(name);
+    let scopes: Result<_, _> = scopes.iter().map(scope).collect();
+    scopes.map_err(|error| ConfigError::key("relays.scopes", &error))
 }
 
 fn seeds(seeds: &[String]) -> Result<Vec<String>, ConfigError> {

@@ -26,6 +26,7 @@ fn site(name: &str, rtt_ms: u64) -> SiteView {
             id: relay(name),
             connected: true,
             draining: false,
+            serves: vec![model().id()],
             rtt: Duration::from_millis(rtt_ms),
             path_rate: None,
             window: None,
@@ -36,6 +37,7 @@ fn site(name: &str, rtt_ms: u64) -> SiteView {
             ready: true,
             card: None,
         }],
+        known_by: None,
         pools: Vec::new(),
         load: SiteLoad::default(),
     }
@@ -72,7 +74,7 @@ fn input() -> RouteInput {
 
 /// Routes a request and begins it.
 fn send(router: &Router) -> (Choice, Dispatch) {
-    let choice = router.route(&mut input(), &[]).outcome.unwrap();
+    let choice = router.route(&mut input(), (&[], &[])).outcome.unwrap();
     let dispatch = router.dispatch(&choice, model().id()).unwrap();
     (choice, dispatch)
 }
@@ -103,12 +105,12 @@ fn own_requests_in_the_queue_make_a_site_cost_more() {
     let mut long = input();
     // 4,300 tokens of prefill take as long as the way to the other site.
     long.body_bytes = 4 * 4500;
-    let choice = router.route(&mut long, &[]).outcome.unwrap();
+    let choice = router.route(&mut long, (&[], &[])).outcome.unwrap();
     let mut first = router.dispatch(&choice, model().id()).unwrap();
 
-    let during = router.route(&mut input(), &[]).outcome.unwrap();
+    let during = router.route(&mut input(), (&[], &[])).outcome.unwrap();
     first.first_byte();
-    let after = router.route(&mut input(), &[]).outcome.unwrap();
+    let after = router.route(&mut input(), (&[], &[])).outcome.unwrap();
 
     assert_eq!(during.site.as_str(), "iad");
     assert_eq!(after.site.as_str(), "fra");
@@ -163,9 +165,12 @@ fn tried_sites_are_passed_over_until_none_is_left() {
         .map(|site| SiteId::new(site).unwrap())
         .collect();
 
-    let second = router.route(&mut input(), &tried[..1]).outcome.unwrap();
+    let second = router
+        .route(&mut input(), (&tried[..1], &[]))
+        .outcome
+        .unwrap();
     assert_eq!(second.site, tried[1]);
-    let none = router.route(&mut input(), &tried).outcome;
+    let none = router.route(&mut input(), (&tried, &[])).outcome;
     assert_eq!(none, Err(Refusal::Unavailable));
 }
 

@@ -6,15 +6,18 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use kvgrid_core::load::{LoadSample, LoadTracker, SiteLoad};
-use kvgrid_core::replication::ReplicaState;
-use kvgrid_core::view::{CardDigest, GridView, ModelView, PoolView, RelayView, SiteView};
-use kvgrid_core::{Instant, RelayId, SiteId};
+use kvgrid_core::replication::{Completeness, ReplicaState};
+use kvgrid_core::view::{
+    CardDigest, GridView, Knowledge, Lead, ModelView, PoolView, RelayView, SiteView, Standing,
+};
+use kvgrid_core::{Instant, ModelId, RelayId, SiteId};
 use kvgrid_runtime::Clock;
 use tokio::sync::{Notify, watch};
-use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use super::directory::{Followed, Relays};
 use super::relay_state::{RelayIdentity, RelayState};
+use super::session::until;
 
 /// Pause between two views: what changes meanwhile is in the next one. A filter's new blocks
 /// need no new view, so this delays none of them.
@@ -31,8 +34,11 @@ struct SiteLoads {
 }
 
 impl SiteLoads {
-    fn update(&mut self, relays: &[(RelayIdentity, RelayState)], now: Instant) {
-        for (identity, state) in relays {
+    fn update(&mut self, members: &[Member], now: Instant) {
+        for Member {
+            identity, state, ..
+        } in members
+        {
             let relay = &identity.relay;
             match &state.sample {
                 Some(sample) if state.connected => self.take(relay, sample, now),
@@ -54,10 +60,24 @@ impl SiteLoads {
     }
 }
 
+/// One site's load, and which of its relays it is followed by.
+#[derive(Default)]
+struct Site {
+    loads: SiteLoads,
+    lead: Lead,
+}
+
+/// A relay as it stands now, and how to tell whether its pools are wanted.
+struct Member {
+    identity: RelayIdentity,
+    state: RelayState,
+    wanted: watch::Sender<bool>,
+}
+
 /// Assembles views of what the relays' tasks publish.
 pub(super) struct Grid {
-    relays: Vec<watch::Receiver<RelayState>>,
-    loads: BTreeMap<SiteId, SiteLoads>,
+    relays: Relays,
+    sites: BTreeMap<SiteId, Site>,
     clock: Clock,
     changed: Arc<Notify>,
     usable: Arc<CardUsable>,
@@ -66,7 +86,7 @@ pub(super) struct Grid {
 
 impl Grid {
     pub(super) fn new(
-        relays: Vec<watch::Receiver<RelayState>>,
+        relays: Relays,
         clock: Clock,
         changed: Arc<Notify>,
         usable: Arc<CardUsable>,
@@ -74,7 +94,7 @@ impl Grid {
     ) -> Self {
         Self {
             relays,
-            loads: BTreeMap::new(),
+            sites: BTreeMap::new(),
             clock,
             changed,
             usable,
@@ -83,12 +103,18 @@ impl Grid {
     }
 
     /// Waits for changes and publishes a view of each burst of them.
-    pub(super) async fn run(mut self, stop: CancellationToken) {
-        while stop
-            .run_until_cancelled(self.changed.notified())
-            .await
-            .is_some()
-        {
+    pub(super) async fn run(mut self) {
+        loop {
+            let due = self
+                .sites
+                .values()
+                .filter_map(|site| site.lead.poll_timeout());
+            let due = due.min();
+            // Both arms are cancel safe.
+            tokio::select! {
+                () = self.changed.notified() => {}
+                () = until(&self.clock, due) => {}
+            }
             let view = self.assemble();
             self.view.store(Arc::new(view));
             tokio::time::sleep(PAUSE).await;
@@ -97,74 +123,137 @@ impl Grid {
 
     fn assemble(&mut self) -> GridView {
         let now = self.clock.now();
-        let mut sites: BTreeMap<SiteId, Vec<(RelayIdentity, RelayState)>> = BTreeMap::new();
-        for relay in &mut self.relays {
-            let state = relay.borrow_and_update().clone();
+        let mut sites: BTreeMap<SiteId, Vec<Member>> = BTreeMap::new();
+        for Followed { state, wanted } in self.relays.list() {
+            let state = state.borrow().clone();
             if let Some(identity) = state.identity.clone() {
                 let site = sites.entry(identity.site.clone()).or_default();
-                site.push((identity, state));
+                site.push(Member {
+                    identity,
+                    state,
+                    wanted,
+                });
             }
         }
-        let views = sites.into_iter().map(|(site, mut relays)| {
-            relays.sort_by(|(a, _), (b, _)| a.relay.cmp(&b.relay));
-            let load = self.loads.entry(site.clone()).or_default();
-            load.update(&relays, now);
-            site_view(site, &relays, load.tracker.snapshot(), &*self.usable)
+        self.sites.retain(|site, _| sites.contains_key(site));
+        let views = sites.into_iter().map(|(id, members)| {
+            let site = self.sites.entry(id.clone()).or_default();
+            site.loads.update(&members, now);
+            choose(&mut site.lead, &members, now);
+            let load = site.loads.tracker.snapshot();
+            site_view(id, &members, &site.lead, load, &*self.usable)
         });
         GridView::new(views.collect())
     }
 }
 
+/// Chooses whose pools are followed, and tells each relay's follower.
+fn choose(lead: &mut Lead, members: &[Member], now: Instant) {
+    let standings: Vec<Standing> = members.iter().map(standing).collect();
+    lead.update(&standings, now);
+    for member in members {
+        let follows = lead.follows(&member.identity.relay);
+        member.wanted.send_if_modified(|wanted| {
+            let changed = *wanted != follows;
+            *wanted = follows;
+            changed
+        });
+    }
+}
+
+fn standing(member: &Member) -> Standing {
+    let state = &member.state;
+    let live = |pool: &PoolView| matches!(pool.replica.state, ReplicaState::Live);
+    Standing {
+        relay: member.identity.relay.clone(),
+        available: state.connected && !state.draining,
+        connected: state.connected,
+        rtt: state.path.rtt,
+        knows: knowledge(state),
+        live: state.connected && state.told && state.pools.iter().all(live),
+    }
+}
+
+/// How much is known by a relay: as much as of the pool of which the least is known.
+fn knowledge(state: &RelayState) -> Knowledge {
+    if !state.told {
+        return Knowledge::Nothing;
+    }
+    let of_pool = |pool: &PoolView| match (pool.replica.state, pool.replica.completeness) {
+        (ReplicaState::Empty | ReplicaState::Syncing, _) => Knowledge::Nothing,
+        (_, Completeness::Partial) => Knowledge::Partial,
+        (_, Completeness::None | Completeness::Incomplete) => Knowledge::Incomplete,
+        (_, Completeness::Whole) => Knowledge::Whole,
+    };
+    let least = state.pools.iter().map(of_pool).min();
+    least.unwrap_or(Knowledge::Whole)
+}
+
 fn site_view(
     site: SiteId,
-    relays: &[(RelayIdentity, RelayState)],
+    members: &[Member],
+    lead: &Lead,
     load: SiteLoad,
     usable: &CardUsable,
 ) -> SiteView {
-    let voice = voice_of(relays);
-    let (region, labels) = match voice {
-        Some((identity, _)) => (identity.region.clone(), identity.labels.clone()),
+    let shown = members
+        .iter()
+        .find(|member| Some(&member.identity.relay) == lead.shown());
+    let (region, labels) = match shown.or(members.first()) {
+        Some(Member { identity, .. }) => (identity.region.clone(), identity.labels.clone()),
         None => (None, kvgrid_core::label::Labels::default()),
     };
-    let state = voice.map(|(_, state)| state);
     SiteView {
         site,
         region,
         labels,
-        alive: relays.iter().any(|(_, state)| state.connected),
-        relays: relays.iter().map(relay_view).collect(),
-        models: state.map_or_else(Vec::new, |state| models(&state.models, usable)),
-        pools: state.map_or_else(Vec::new, |state| state.pools.clone()),
+        alive: members.iter().any(|member| member.state.connected),
+        relays: members.iter().map(relay_view).collect(),
+        models: models(members, shown, usable),
+        known_by: shown.map(|shown| shown.identity.relay.clone()),
+        pools: shown.map_or_else(Vec::new, |shown| shown.state.pools.clone()),
         load,
     }
 }
 
-/// The relay whose word is taken for the site: connected before not, then with most live pools,
-/// then nearest; the first of equals.
-fn voice_of(relays: &[(RelayIdentity, RelayState)]) -> Option<&(RelayIdentity, RelayState)> {
-    relays.iter().min_by_key(|(_, state)| {
-        let live = state.pools.iter().filter(|pool| is_live(pool)).count();
-        (!state.connected, usize::MAX - live, state.path.rtt)
-    })
-}
-
-fn is_live(pool: &PoolView) -> bool {
-    matches!(pool.replica.state, ReplicaState::Live)
-}
-
-fn models(models: &[ModelView], usable: &CardUsable) -> Vec<ModelView> {
-    let mut models = models.to_vec();
-    for card in models.iter_mut().filter_map(|model| model.card.as_mut()) {
+/// The models of all connected relays; while there are none, those that were known last.
+fn models(members: &[Member], shown: Option<&Member>, usable: &CardUsable) -> Vec<ModelView> {
+    let connected = members.iter().filter(|member| member.state.connected);
+    let mut telling: Vec<&Member> = connected.collect();
+    if telling.is_empty() {
+        telling.extend(shown);
+    }
+    // Where they differ, the word of the one that is shown counts.
+    let is_shown = |member: &&Member| lead_by(shown, member);
+    telling.sort_by_key(|member| !is_shown(member));
+    let mut models: BTreeMap<ModelId, ModelView> = BTreeMap::new();
+    for model in telling.iter().flat_map(|member| &member.state.models) {
+        let known = models.entry(model.id).or_insert_with(|| model.clone());
+        known.ready |= model.ready;
+        if known.card.is_none() {
+            known.card.clone_from(&model.card);
+        }
+    }
+    for card in models.values_mut().filter_map(|model| model.card.as_mut()) {
         card.usable = usable(&card.digest);
     }
-    models
+    models.into_values().collect()
 }
 
-fn relay_view((identity, state): &(RelayIdentity, RelayState)) -> RelayView {
+fn lead_by(shown: Option<&Member>, member: &Member) -> bool {
+    shown.is_some_and(|shown| shown.identity.relay == member.identity.relay)
+}
+
+fn relay_view(member: &Member) -> RelayView {
+    let Member {
+        identity, state, ..
+    } = member;
+    let served = state.models.iter().filter(|model| model.ready);
     RelayView {
-        id: RelayId::clone(&identity.relay),
+        id: identity.relay.clone(),
         connected: state.connected,
         draining: state.draining,
+        serves: served.map(|model| model.id).collect(),
         rtt: state.path.rtt,
         path_rate: None,
         window: state.path.window,

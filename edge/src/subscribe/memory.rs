@@ -18,6 +18,8 @@ const CHUNK_BYTES: u64 = 32 << 10;
 pub(super) struct Memory {
     pools: BTreeMap<PoolId, Followed>,
     models: Vec<ModelView>,
+    /// Whether the pools are to be followed.
+    wanted: bool,
     /// The sum over all replicas.
     table_bytes: u64,
     most_table_bytes: u64,
@@ -36,7 +38,17 @@ struct Followed {
     listed: PoolView,
     replica: Replica,
     /// Whether this session's catalog has listed it.
+    listed_now: bool,
+    /// Whether its replica is connected.
     connected: bool,
+}
+
+impl Followed {
+    fn connect(&mut self, now: Instant) {
+        if !std::mem::replace(&mut self.connected, true) {
+            self.replica.handle_connect(now);
+        }
+    }
 }
 
 impl Memory {
@@ -44,6 +56,7 @@ impl Memory {
         Self {
             pools: BTreeMap::new(),
             models: Vec::new(),
+            wanted: false,
             table_bytes: 0,
             most_table_bytes,
         }
@@ -62,12 +75,13 @@ impl Memory {
             let mut followed = known.remove(&listed.id).unwrap_or_else(|| Followed {
                 listed: listed.clone(),
                 replica: Replica::new(config.clone()),
+                listed_now: true,
                 connected: false,
             });
             followed.listed = listed;
-            if !followed.connected {
-                followed.connected = true;
-                followed.replica.handle_connect(now);
+            followed.listed_now = true;
+            if self.wanted {
+                followed.connect(now);
             }
             self.pools.insert(followed.listed.id, followed);
         }
@@ -79,9 +93,30 @@ impl Memory {
     /// The session is over: replicas are stale until the next one.
     pub(super) fn handle_disconnect(&mut self, now: Instant) {
         for followed in self.pools.values_mut() {
+            followed.listed_now = false;
             followed.connected = false;
             followed.replica.handle_disconnect(now);
         }
+    }
+
+    /// Follows the pools from now on, or drops what is known of them; gives those that the
+    /// relay is to be told to stop with.
+    pub(super) fn set_wanted(&mut self, wanted: bool, now: Instant) -> Vec<PoolId> {
+        self.wanted = wanted;
+        if wanted {
+            let listed = self.pools.values_mut().filter(|pool| pool.listed_now);
+            listed.for_each(|pool| pool.connect(now));
+            return Vec::new();
+        }
+        let mut given_up = Vec::new();
+        for (id, followed) in &mut self.pools {
+            if std::mem::take(&mut followed.connected) {
+                given_up.push(*id);
+            }
+            followed.replica.clear();
+        }
+        self.table_bytes = 0;
+        given_up
     }
 
     /// Feeds a pool's replica. Pools that left the catalog may have messages under way: those
@@ -175,6 +210,12 @@ mod tests {
         }
     }
 
+    fn wanted() -> Memory {
+        let mut memory = Memory::default();
+        assert_eq!(memory.set_wanted(true, Instant::ZERO), []);
+        memory
+    }
+
     fn listed(memory: &mut Memory, ids: &[u64]) -> Vec<u64> {
         let config = ReplicaConfig::with_keys(Vec::new());
         let pools = ids.iter().copied().map(pool).collect();
@@ -185,7 +226,7 @@ mod tests {
 
     #[test]
     fn each_pool_is_subscribed_to_once_however_often_it_is_listed() {
-        let mut memory = Memory::default();
+        let mut memory = wanted();
 
         assert_eq!(listed(&mut memory, &[1, 2]), [1, 2]);
         assert_eq!(listed(&mut memory, &[1, 2, 3]), [3]);
@@ -195,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_new_session_subscribes_to_all_pools_anew() {
-        let mut memory = Memory::default();
+        let mut memory = wanted();
         listed(&mut memory, &[1, 2]);
 
         memory.handle_disconnect(Instant::ZERO);
@@ -203,6 +244,35 @@ mod tests {
         assert_eq!(memory.pools().len(), 2);
         assert_eq!(memory.poll_requests(Instant::ZERO), []);
         assert_eq!(listed(&mut memory, &[1, 2]), [1, 2]);
+    }
+
+    #[test]
+    fn pools_are_followed_only_while_they_are_wanted() {
+        let mut memory = Memory::default();
+        assert_eq!(listed(&mut memory, &[1, 2]), [0; 0]);
+
+        memory.set_wanted(true, Instant::ZERO);
+        assert_eq!(memory.poll_requests(Instant::ZERO).len(), 2);
+
+        assert_eq!(
+            memory.set_wanted(false, Instant::ZERO),
+            [PoolId(1), PoolId(2)]
+        );
+        assert_eq!(memory.set_wanted(false, Instant::ZERO), []);
+        assert_eq!(listed(&mut memory, &[1, 2]), [0; 0]);
+        assert_eq!(memory.pools().len(), 2);
+    }
+
+    #[test]
+    fn pools_of_a_relay_that_is_away_are_not_asked_for() {
+        let mut memory = Memory::default();
+        listed(&mut memory, &[1]);
+        memory.handle_disconnect(Instant::ZERO);
+
+        memory.set_wanted(true, Instant::ZERO);
+
+        assert_eq!(memory.poll_requests(Instant::ZERO), []);
+        assert_eq!(listed(&mut memory, &[1]), [1]);
     }
 
     #[test]
@@ -243,6 +313,7 @@ mod tests {
             })
         };
         let mut memory = Memory::new(geometry.bytes() + 3 * CHUNK_BYTES);
+        memory.set_wanted(true, Instant::ZERO);
 
         list(&mut memory, &[1, 2]);
         assert_eq!(begun(&mut memory, 1), Ok(()));

@@ -18,6 +18,8 @@ pub(super) struct RelayState {
     pub(super) draining: bool,
     /// The path to it.
     pub(super) path: Path,
+    /// Whether it has told what it serves, in this session or an earlier one.
+    pub(super) told: bool,
     /// The models it serves; what it said last while it is away.
     pub(super) models: Vec<ModelView>,
     /// Its pools and our replicas of them.

@@ -8,23 +8,27 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytes::Bytes;
+use kvgrid_core::membership::Addresses;
 use kvgrid_core::replication::{Replica, ReplicaError};
 use kvgrid_core::view::CardDigest;
-use kvgrid_core::{Instant, PoolId};
+use kvgrid_core::{Instant, PoolId, RelayId};
 use kvgrid_proto::frame::CONTROL_LIMIT;
 use kvgrid_proto::v1;
 use kvgrid_runtime::frames::{WriteFrameError, write_frame};
 use kvgrid_runtime::{Clock, PeerConnection};
 use quinn::{ConnectionError, SendStream};
 use thiserror::Error;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tracing::{debug, info, warn};
 
 use super::catalog::{self, CatalogError};
+use super::directory::{Directory, Event};
+use super::follow::Follower;
 use super::inbound::{EVENTS, Inbound, InboundError, read_control, read_streams};
 use super::memory::Memory;
 use super::relay_state::Path;
+use super::roster::RELAYS;
 use super::{Context, Publish};
 
 /// How often the path is measured anew when the relay is silent.
@@ -48,6 +52,8 @@ pub(super) enum SessionEnd {
     Catalog(#[from] CatalogError),
     #[error("load: {0}")]
     Load(kvgrid_proto::ConvertError),
+    #[error("members: {0}")]
+    Members(kvgrid_proto::ConvertError),
     #[error("control stream: {0}")]
     Write(#[from] WriteFrameError),
     #[error("the relay reads nothing")]
@@ -58,18 +64,23 @@ pub(super) enum SessionEnd {
 pub(super) struct Session<'a> {
     context: &'a Context,
     publish: &'a Publish,
+    directory: &'a Directory,
+    /// Whether the relay's pools are wanted.
+    wanted: &'a mut watch::Receiver<bool>,
     memory: &'a mut Memory,
     view: PeerConnection,
     request: PeerConnection,
+    relay: RelayId,
     control: SendStream,
     cards_asked: BTreeSet<CardDigest>,
+    /// Members of a list that goes on.
+    members: Vec<(RelayId, Addresses)>,
 }
 
 impl<'a> Session<'a> {
     /// Opens the control stream and runs until something ends it.
     pub(super) async fn run(
-        context: &'a Context,
-        publish: &'a Publish,
+        follower: &'a mut Follower,
         memory: &'a mut Memory,
         view: PeerConnection,
         request: PeerConnection,
@@ -80,14 +91,19 @@ impl<'a> Session<'a> {
         };
         let (events, inbound) = mpsc::channel(EVENTS);
         let connection = view.connection.clone();
+        let clock = follower.context.clock;
         let session = Session {
-            context,
-            publish,
+            context: &follower.context,
+            publish: &follower.publish,
+            directory: &follower.directory,
+            wanted: &mut follower.wanted,
             memory: &mut *memory,
             view,
             request,
+            relay: follower.relay.clone(),
             control,
             cards_asked: BTreeSet::new(),
+            members: Vec::new(),
         };
         // Whichever ends first is the reason; dropping the others stops their readers.
         let end = tokio::select! {
@@ -96,7 +112,7 @@ impl<'a> Session<'a> {
             end = session.serve(inbound) => end,
         };
         // Here, since a lost connection is often a reader's end first.
-        memory.handle_disconnect(context.clock.now());
+        memory.handle_disconnect(clock.now());
         end
     }
 
@@ -115,6 +131,8 @@ impl<'a> Session<'a> {
             software: env!("CARGO_PKG_VERSION").into(),
         };
         self.write(v1::edge_frame::Frame::Hello(hello)).await?;
+        // It may have changed between the sessions.
+        self.wanted.mark_changed();
         let mut path_ticks = tokio::time::interval(PATH_INTERVAL);
         path_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stop = self.context.tasks.clone();
@@ -129,22 +147,36 @@ impl<'a> Session<'a> {
                 () = stop.stopping() => return Err(SessionEnd::Stopping),
                 error = view.closed() => return Err(SessionEnd::View(error)),
                 error = request.closed() => return Err(SessionEnd::Request(error)),
+                Ok(()) = self.wanted.changed() => self.follow_pools().await?,
                 _ = path_ticks.tick() => self.publish_path(),
                 () = until(&self.context.clock, self.memory.poll_timeout()) => {
                     self.memory.handle_timeout(self.context.clock.now());
                     self.send_requests().await?;
                 }
                 Some(event) = inbound.recv() => {
-                    self.handle(event)?;
+                    self.handle(event).await?;
                     self.send_requests().await?;
                 }
             }
         }
     }
 
-    fn handle(&mut self, event: Inbound) -> Result<(), SessionEnd> {
+    /// Begins to follow the relay's pools, or gives them up.
+    async fn follow_pools(&mut self) -> Result<(), SessionEnd> {
+        let wanted = *self.wanted.borrow_and_update();
+        let given_up = self.memory.set_wanted(wanted, self.context.clock.now());
+        for pool in given_up {
+            let unsubscribe = v1::Unsubscribe { pool_id: pool.0 };
+            self.write(v1::edge_frame::Frame::Unsubscribe(unsubscribe))
+                .await?;
+        }
+        self.publish_memory();
+        self.send_requests().await
+    }
+
+    async fn handle(&mut self, event: Inbound) -> Result<(), SessionEnd> {
         match event {
-            Inbound::Control(frame) => self.handle_control(frame)?,
+            Inbound::Control(frame) => self.handle_control(frame).await?,
             Inbound::Pool(pool, subscription, frame) => {
                 let now = self.context.clock.now();
                 self.feed(pool, |replica| {
@@ -170,7 +202,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn handle_control(&mut self, frame: v1::relay_frame::Frame) -> Result<(), SessionEnd> {
+    async fn handle_control(&mut self, frame: v1::relay_frame::Frame) -> Result<(), SessionEnd> {
         match frame {
             v1::relay_frame::Frame::Hello(hello) => {
                 let relay = self.view.peer.name();
@@ -191,8 +223,19 @@ impl<'a> Session<'a> {
                 info!(relay, reason = leaving.reason, "Relay is leaving");
                 self.publish.update(|state| state.draining = true);
             }
-            // Members matter once relays gossip.
-            v1::relay_frame::Frame::Members(_) => {}
+            v1::relay_frame::Frame::Members(members) => {
+                let told = kvgrid_proto::members_from_wire(&members);
+                self.members.extend(told.map_err(SessionEnd::Members)?);
+                // Past the bound the rest is of no use, and is not kept.
+                self.members.truncate(RELAYS);
+                if !members.more {
+                    let teller = self.relay.clone();
+                    let members = std::mem::take(&mut self.members);
+                    self.directory
+                        .tell(Event::Members { teller, members })
+                        .await;
+                }
+            }
         }
         Ok(())
     }
@@ -250,6 +293,7 @@ impl<'a> Session<'a> {
     fn publish_memory(&self) {
         let pools = self.memory.pools();
         self.publish.update(|state| {
+            state.told = true;
             state.models = self.memory.models().to_vec();
             state.pools = pools;
         });
@@ -272,7 +316,7 @@ impl<'a> Session<'a> {
 }
 
 /// Waits until `at`; for ever if there is no such time.
-async fn until(clock: &Clock, at: Option<Instant>) {
+pub(super) async fn until(clock: &Clock, at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(clock.deadline(at)).await,
         None => std::future::pending().await,

@@ -37,6 +37,7 @@ fn site() -> SiteView {
             id: relay.clone(),
             connected: true,
             draining: false,
+            serves: vec![model().id()],
             rtt: Duration::from_micros(4500),
             path_rate: None,
             window: Some(14_720),
@@ -54,6 +55,7 @@ fn site() -> SiteView {
                 usable: true,
             }),
         }],
+        known_by: Some(relay.clone()),
         pools: vec![pool()],
         load: SiteLoad {
             relays: vec![RelayEcho {
@@ -157,6 +159,7 @@ fn a_site_is_shown_with_all_that_is_known_of_it() {
                 "format": "standard", "capacity_blocks": 4096, "context_length": null,
             },
         }],
+        "known_by": "fra-1",
         "pools": [{
             "id": "0000000000000c5d", "model": "tiny-chat", "source": "engines",
             "block_size": 16, "format": "standard", "tier": "device", "closed": true,
@@ -194,7 +197,7 @@ fn own_requests_and_breakers_are_shown() {
         affinity: None,
         rules: Vec::new(),
     };
-    let choice = router.route(&mut input, &[]).outcome.unwrap();
+    let choice = router.route(&mut input, (&[], &[])).outcome.unwrap();
 
     let mut dispatch = router.dispatch(&choice, model().id()).unwrap();
     assert_eq!(shown(&router)["relays"][0]["in_flight"], 1);

@@ -271,6 +271,7 @@ fn grid(card: Option<&CardInfo>) -> GridView {
             id: RelayId::new(&format!("{name}-1")).unwrap(),
             connected: true,
             draining: false,
+            serves: vec![model().id()],
             rtt: Duration::from_millis(rtt_ms),
             path_rate: None,
             window: None,
@@ -281,6 +282,7 @@ fn grid(card: Option<&CardInfo>) -> GridView {
             ready: true,
             card: card.cloned(),
         }],
+        known_by: None,
         pools: Vec::new(),
         load: SiteLoad::default(),
     };
