@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use kvgrid_runtime::args::EXIT_USAGE;
-use kvgrid_runtime::{Tasks, termination};
+use kvgrid_runtime::{Tasks, Termination};
 
 use crate::harness::{Conversation, Grid, GridPlan};
 
@@ -75,7 +75,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, program: &Path) -> Exi
 #[tokio::main]
 async fn play(options: &Options, program: &Path) -> anyhow::Result<ExitCode> {
     let printer = Printer::default();
-    let mut interrupted = pin!(termination(&Tasks::new())?);
+    let mut termination = Termination::new(&Tasks::new())?;
+    let mut interrupted = pin!(termination.next());
     let seed = options.seed.unwrap_or_else(new_seed);
     let plan = GridPlan::around_the_world();
     printer.plan(&plan, seed);

@@ -49,6 +49,7 @@ pub struct Grid {
     edges: BTreeMap<String, Edge>,
     client: Client,
     links: Tasks,
+    mesh: bool,
     program: PathBuf,
     // Nodes write into it until they have ended.
     dir: TempDir,
@@ -83,17 +84,21 @@ impl Grid {
             edges: BTreeMap::new(),
             client: Client::default(),
             links: Tasks::new(),
+            mesh: plan.mesh,
             program: program.to_owned(),
             dir,
             _machine: machine,
         };
         for site in plan.sites {
-            grid.certify(&relay_identity(&trust_domain, &site)?)?;
+            for relay in site.relay_names() {
+                grid.certify(&relay_identity(&trust_domain, &site, &relay)?)?;
+            }
             let site = Site::start(site, &grid.program, grid.dir.path())?;
             grid.sites.insert(site.name().to_owned(), site);
         }
-        for site in grid.sites.values_mut() {
-            site.ready().await?;
+        for name in grid.sites.keys().cloned().collect::<Vec<_>>() {
+            let seeds = grid.seeds();
+            grid.site_mut(&name)?.ready(&seeds).await?;
         }
         for edge in plan.edges {
             grid.certify(&edge_identity(&trust_domain, &edge)?)?;
@@ -117,12 +122,20 @@ impl Grid {
         self.edge_mut(edge)?.ready().await
     }
 
+    /// Where relays find others: at the first one, once that is up.
+    fn seeds(&self) -> Vec<SocketAddr> {
+        let first = self.sites.values().flat_map(Site::quic).next();
+        let first = first.filter(|(_, address)| self.mesh && address.port() != 0);
+        first.into_iter().map(|(_, address)| address).collect()
+    }
+
     fn launch_edge(&mut self, name: &str) -> anyhow::Result<()> {
-        let addresses: BTreeMap<String, SocketAddr> = self
-            .sites
-            .iter()
-            .map(|(name, site)| (name.clone(), site.quic()))
-            .collect();
+        let of = |site: &Site| {
+            let relays = site.quic();
+            relays.map(|(relay, at)| (relay.to_owned(), at)).collect()
+        };
+        let sites = self.sites.iter();
+        let addresses = sites.map(|(name, site)| (name.clone(), of(site))).collect();
         let (links, dir) = (self.links.clone(), self.dir.path().to_owned());
         self.edge_mut(name)?.start(&addresses, &links, &dir)
     }
@@ -254,23 +267,32 @@ impl Grid {
 
     /// Starts a killed site again: a new engine, cold, where the old one was.
     pub async fn restart_site(&mut self, site: &str) -> anyhow::Result<()> {
-        self.site_mut(site)?.restart().await
+        let seeds = self.seeds();
+        self.site_mut(site)?.restart(&seeds).await
     }
 
     /// A relay dies while its engine lives on.
-    pub fn kill_relay(&mut self, site: &str) -> anyhow::Result<()> {
-        self.site_mut(site)?.kill_relay();
+    pub fn kill_relay(&mut self, relay: &str) -> anyhow::Result<()> {
+        self.site_of(relay)?.kill_relay(relay)
+    }
+
+    /// A relay is told to end.
+    pub async fn stop_relay(&mut self, relay: &str) -> anyhow::Result<()> {
+        if !self.site_of(relay)?.stop_relay(relay).await? {
+            bail!("{relay} did not end when told to");
+        }
         Ok(())
     }
 
     /// Starts a relay again, where the old one was.
-    pub async fn restart_relay(&mut self, site: &str) -> anyhow::Result<()> {
-        self.site_mut(site)?.restart_relay().await
+    pub async fn restart_relay(&mut self, relay: &str) -> anyhow::Result<()> {
+        let seeds = self.seeds();
+        self.site_of(relay)?.restart_relay(relay, &seeds).await
     }
 
-    /// The switch of the link between an edge and a site.
-    pub fn link(&self, edge: &str, site: &str) -> anyhow::Result<&Switch> {
-        self.edge(edge)?.link(site)
+    /// The switch of the link between an edge and a relay.
+    pub fn link(&self, edge: &str, relay: &str) -> anyhow::Result<&Switch> {
+        self.edge(edge)?.link(relay)
     }
 
     /// Tells everything to end, edges first; names what had to be killed.
@@ -298,6 +320,12 @@ impl Grid {
         self.sites.get_mut(name).with_context(|| no_site(name))
     }
 
+    fn site_of(&mut self, relay: &str) -> anyhow::Result<&mut Site> {
+        let mut sites = self.sites.values_mut();
+        let site = sites.find(|site| site.has_relay(relay));
+        site.with_context(|| format!("there is no relay {relay}"))
+    }
+
     fn edge(&self, name: &str) -> anyhow::Result<&Edge> {
         self.edges.get(name).with_context(|| no_edge(name))
     }
@@ -321,9 +349,13 @@ fn no_edge(name: &str) -> String {
     format!("there is no edge {name}")
 }
 
-fn relay_identity(trust_domain: &TrustDomain, site: &SitePlan) -> anyhow::Result<Identity> {
-    let relay = RelayId::new(&site.relay_name())?;
-    let identity = Identity::relay(trust_domain.clone(), SiteId::new(&site.name)?, relay);
+fn relay_identity(
+    trust_domain: &TrustDomain,
+    site: &SitePlan,
+    relay: &str,
+) -> anyhow::Result<Identity> {
+    let (site_id, relay) = (SiteId::new(&site.name)?, RelayId::new(relay)?);
+    let identity = Identity::relay(trust_domain.clone(), site_id, relay);
     Ok(identity.with_region(Region::new(&site.region)?))
 }
 

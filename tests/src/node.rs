@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use kvgrid_runtime::config::Environment;
-use kvgrid_runtime::{ReadyFile, Tasks, args, config, telemetry, termination};
+use kvgrid_runtime::{ReadyFile, Tasks, Termination, args, config, telemetry};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -74,14 +74,14 @@ fn print(config: &impl Serialize) -> anyhow::Result<()> {
 async fn serve<D: Daemon>(config: D::Config) -> anyhow::Result<()> {
     let ready_file = D::ready_file(&config);
     let daemon = D::start(config).await?;
-    let terminated = termination(daemon.tasks())?;
+    let mut termination = Termination::new(daemon.tasks())?;
     // Removed at the end of this function, with the daemon.
     let addresses = daemon.addresses();
     let bound = addresses.iter().map(|(name, at)| (name.as_str(), *at));
     let _ready = ready_file
         .map(|path| ReadyFile::write(&path, &bound.collect()))
         .transpose()?;
-    terminated.await;
+    termination.next().await;
     daemon.tasks().finish(GRACE).await;
     Ok(())
 }

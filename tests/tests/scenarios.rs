@@ -132,7 +132,7 @@ async fn a_late_edge_knows_what_is_warm() {
 #[tokio::test]
 async fn an_edge_learns_after_a_cut_what_it_missed() {
     let mut grid = start(near_and_far()).await;
-    grid.link("eu-1", "fra").unwrap().cut();
+    grid.link("eu-1", "fra-1").unwrap().cut();
     let gone = |known: &Known| !known.eligible("fra");
     grid.until("eu-1", "fra is not eligible", gone)
         .await
@@ -145,7 +145,7 @@ async fn an_edge_learns_after_a_cut_what_it_missed() {
     let mut talk = conversation(2, LONG);
     grid.ask_site("fra", &mut talk).await.unwrap();
 
-    grid.link("eu-1", "fra").unwrap().mend();
+    grid.link("eu-1", "fra-1").unwrap().mend();
     grid.until_complete().await.unwrap();
     grid.until_applied("fra").await.unwrap();
     let turn = grid.turn("eu-1", &mut talk).await.unwrap();
@@ -163,8 +163,8 @@ async fn a_restarted_relay_tells_again_what_is_warm() {
 
     let before = grid.known("eu-1").await.unwrap().epochs("iad");
 
-    grid.kill_relay("iad").unwrap();
-    grid.restart_relay("iad").await.unwrap();
+    grid.kill_relay("iad-1").unwrap();
+    grid.restart_relay("iad-1").await.unwrap();
     let another = |known: &Known| known.complete("iad") && known.epochs("iad") != before;
     grid.until("eu-1", "the new relay's pools are there", another)
         .await
@@ -197,5 +197,88 @@ async fn a_full_cache_evicts_and_the_edge_knows_what_is_left() {
     assert!((1..15_000).contains(&left.cached_tokens), "{left:?}");
     grid.until_applied("fra").await.unwrap();
     assert!(grid.known("eu-1").await.unwrap().blocks("fra") <= 2_000);
+    grid.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_edge_finds_all_sites_by_one_relay() {
+    let plan = GridPlan::default()
+        .site("fra", "eu")
+        .site("iad", "us")
+        .site("icn", "ap")
+        .mesh()
+        .edge("eu-1", "eu", &[]);
+
+    let mut grid = start(plan).await;
+
+    grid.until_complete().await.unwrap();
+    let known = grid.known("eu-1").await.unwrap();
+    let sites: Vec<&str> = known.sites.iter().map(|site| site.site.as_str()).collect();
+    assert_eq!(sites, ["fra", "iad", "icn"]);
+    grid.stop().await.unwrap();
+}
+
+/// A site with two relays, and one across the ocean.
+fn two_relays() -> GridPlan {
+    GridPlan::default()
+        .site("fra", "eu")
+        .relays(2)
+        .site("iad", "us")
+        .mesh()
+        .edge("eu-1", "eu", &[("fra", 4), ("iad", 90)])
+}
+
+/// The relay by which the edge knows what the site has cached.
+async fn known_by(grid: &Grid, site: &str) -> String {
+    let known = grid.known("eu-1").await.unwrap();
+    known.site(site).unwrap().known_by.clone().unwrap()
+}
+
+#[tokio::test]
+async fn another_relay_takes_over_without_a_moment_of_no_view() {
+    let mut grid = start(two_relays()).await;
+    let mut talk = conversation(1, LONG);
+    grid.warm("fra", &mut talk).await.unwrap();
+    let blocks = grid.known("eu-1").await.unwrap().blocks("fra");
+    let first = known_by(&grid, "fra").await;
+
+    grid.kill_relay(&first).unwrap();
+    let mut least = blocks;
+    loop {
+        let known = grid.known("eu-1").await.unwrap();
+        least = least.min(known.blocks("fra"));
+        if known.complete("fra") && known_by(&grid, "fra").await != first {
+            break;
+        }
+        let turn = grid.turn("eu-1", &mut talk).await.unwrap();
+        assert_eq!(turn.site, "fra", "{turn:?}");
+        assert!(turn.cached_tokens > 19_000, "{turn:?}");
+    }
+
+    assert_eq!(least, blocks, "what was known was never forgotten");
+    grid.until_applied("fra").await.unwrap();
+    let turn = grid.turn("eu-1", &mut talk).await.unwrap();
+    assert_eq!(turn.site, "fra", "{turn:?}");
+    assert_warm(&turn);
+    grid.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_relay_is_added_and_another_leaves_while_requests_go_on() {
+    let mut grid = start(two_relays()).await;
+    let mut talk = conversation(1, LONG);
+    grid.warm("fra", &mut talk).await.unwrap();
+
+    for relay in ["fra-1", "fra-2", "fra-1"] {
+        grid.stop_relay(relay).await.unwrap();
+        let turn = grid.turn("eu-1", &mut talk).await.unwrap();
+        assert_eq!(turn.site, "fra", "{turn:?}");
+        grid.restart_relay(relay).await.unwrap();
+        grid.until_complete().await.unwrap();
+        grid.until_applied("fra").await.unwrap();
+        let turn = grid.turn("eu-1", &mut talk).await.unwrap();
+        assert_eq!(turn.site, "fra", "{turn:?}");
+        assert_warm(&turn);
+    }
     grid.stop().await.unwrap();
 }

@@ -58,7 +58,7 @@ impl Grid {
             let name = format!("{}-1", site.name());
             let (id, relay_id) = (SiteId::new(site.name())?, RelayId::new(&name)?);
             issue(&dir, &Identity::relay(realm.clone(), id, relay_id))?;
-            let text = config::relay(&dir, &name, &site.beside(), config::ANY);
+            let text = config::relay(&dir, &name, &site.beside(), config::ANY, &[]);
             config::write(&dir, &name, &text)?;
             let mut relay = Process::new(program, "relay", &dir, &name);
             relay.start()?;
@@ -70,7 +70,12 @@ impl Grid {
             &dir,
             &Identity::edge(realm, Region::new("eu")?, EdgeId::new(EDGE)?),
         )?;
-        config::write(&dir, EDGE, &config::edge(&dir, EDGE, &seeds, seeds.len()))?;
+        let seeds = config::Seeds {
+            quorum: seeds.len(),
+            addresses: seeds,
+            straight: false,
+        };
+        config::write(&dir, EDGE, &config::edge(&dir, EDGE, &seeds))?;
         grid.start_edge().await?;
         Ok(grid)
     }

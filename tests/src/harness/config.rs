@@ -76,10 +76,19 @@ impl Beside {
 }
 
 /// A relay.
-pub(crate) fn relay(dir: &Path, name: &str, beside: &Beside, quic: SocketAddr) -> String {
+pub(crate) fn relay(
+    dir: &Path,
+    name: &str,
+    beside: &Beside,
+    quic: SocketAddr,
+    seeds: &[SocketAddr],
+) -> String {
+    let seeds: Vec<String> = seeds.iter().map(ToString::to_string).collect();
     format!(
         "{identity}\
          [listen]\nquic = \"{quic}\"\n\
+         [gossip]\nseeds = {seeds:?}\n\
+         [state]\ndir = {state}\n\
          [frontend]\nurl = {frontend:?}\n\
          [card]\nmodel = {model}\ndir = {dir}\nblock_size = {block_size}\n\
          capacity_blocks = {capacity}\n\
@@ -88,6 +97,7 @@ pub(crate) fn relay(dir: &Path, name: &str, beside: &Beside, quic: SocketAddr) -
          [load]\nurls = [{metrics:?}]\n\
          {admin}",
         identity = identity(dir, name),
+        state = quoted(dir.join(format!("{name}-state"))),
         frontend = beside.frontend,
         model = quoted(MODEL),
         dir = quoted(model_dir()),
@@ -100,17 +110,29 @@ pub(crate) fn relay(dir: &Path, name: &str, beside: &Beside, quic: SocketAddr) -
     )
 }
 
-/// An edge that finds the grid at `seeds` and is ready once it sees `quorum` sites. It may
-/// take its time to tokenise: on a machine that is busy with a whole grid, decisions without
-/// tokens would come by chance.
-pub(crate) fn edge(dir: &Path, name: &str, seeds: &[SocketAddr], quorum: usize) -> String {
-    let seeds: Vec<String> = seeds.iter().map(ToString::to_string).collect();
+/// Where an edge finds the grid.
+pub(crate) struct Seeds {
+    /// Addresses of relays, or of links to them.
+    pub(crate) addresses: Vec<SocketAddr>,
+    /// Whether it goes to relays where they say that they are, past all links.
+    pub(crate) straight: bool,
+    /// Sites that make it ready.
+    pub(crate) quorum: usize,
+}
+
+/// An edge. It may take its time to tokenise: on a machine that is busy with a whole grid,
+/// decisions without tokens would come by chance.
+pub(crate) fn edge(dir: &Path, name: &str, seeds: &Seeds) -> String {
+    let scopes: &[&str] = if seeds.straight { &["public"] } else { &[] };
+    let quorum = seeds.quorum;
+    let seeds: Vec<String> = seeds.addresses.iter().map(ToString::to_string).collect();
     format!(
         "{identity}\
          [listen]\nquic = \"{ANY}\"\nclient = \"{ANY}\"\n\
-         [relays]\nseeds = {seeds:?}\nquorum = {quorum}\n\
+         [relays]\nseeds = {seeds:?}\nscopes = {scopes:?}\nquorum = {quorum}\n\
          [headers]\nexplain = true\n\
          [prompt]\ndeadline = \"10s\"\n\
+         [limits]\nstop_delay = \"0s\"\n\
          {admin}",
         identity = identity(dir, name),
         admin = admin(dir, name),

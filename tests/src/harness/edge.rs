@@ -17,8 +17,10 @@ use crate::node::Addresses;
 pub(super) struct Edge {
     plan: EdgePlan,
     process: Process,
+    /// By the relays' names.
     links: BTreeMap<String, Forwarder>,
     addresses: Addresses,
+    started: bool,
 }
 
 impl Edge {
@@ -28,33 +30,54 @@ impl Edge {
             plan,
             links: BTreeMap::new(),
             addresses: Addresses::new(),
+            started: false,
         }
     }
 
-    /// Puts links to the relays at these addresses, by site, and starts the edge behind them.
+    /// Puts links to the relays of these sites and starts the edge behind them, or straight
+    /// at the first relay if the edge has no links.
     pub(super) fn start(
         &mut self,
-        relays: &BTreeMap<String, SocketAddr>,
+        sites: &BTreeMap<String, Vec<(String, SocketAddr)>>,
         tasks: &Tasks,
         dir: &Path,
     ) -> anyhow::Result<()> {
         let name = &self.plan.name;
         for (site, link) in &self.plan.links {
-            let target = *relays
+            let relays = sites
                 .get(site)
                 .with_context(|| format!("{name} has a link to {site}, which is no site"))?;
-            let config = ForwarderConfig {
-                name: format!("{name} to {site}"),
-                listen: config::ANY,
-                target,
-                seed: self.links.len() as u64,
-                link: link.clone(),
-            };
-            self.links
-                .insert(site.clone(), Forwarder::start(&config, tasks)?);
+            for (relay, target) in relays {
+                let config = ForwarderConfig {
+                    name: format!("{name} to {relay}"),
+                    listen: config::ANY,
+                    target: *target,
+                    seed: self.links.len() as u64,
+                    link: link.clone(),
+                };
+                let link = Forwarder::start(&config, tasks)?;
+                self.links.insert(relay.clone(), link);
+            }
         }
-        let seeds: Vec<SocketAddr> = self.links.values().map(Forwarder::address).collect();
-        config::write(dir, name, &config::edge(dir, name, &seeds, seeds.len()))?;
+        let straight = self.links.is_empty();
+        let addresses = if straight {
+            let first = sites.values().flatten().next();
+            vec![first.context("a grid has a relay")?.1]
+        } else {
+            self.links.values().map(Forwarder::address).collect()
+        };
+        let quorum = if straight {
+            sites.len()
+        } else {
+            self.plan.links.len()
+        };
+        let seeds = config::Seeds {
+            addresses,
+            straight,
+            quorum,
+        };
+        config::write(dir, name, &config::edge(dir, name, &seeds))?;
+        self.started = true;
         self.process.start()
     }
 
@@ -64,7 +87,7 @@ impl Edge {
     }
 
     pub(super) fn is_started(&self) -> bool {
-        !self.links.is_empty()
+        self.started
     }
 
     pub(super) fn client_url(&self) -> anyhow::Result<String> {
@@ -81,9 +104,9 @@ impl Edge {
         Ok(format!("http://{address}"))
     }
 
-    pub(super) fn link(&self, site: &str) -> anyhow::Result<&Switch> {
-        let link = self.links.get(site);
-        let link = link.with_context(|| format!("{} has no link to {site}", self.plan.name))?;
+    pub(super) fn link(&self, relay: &str) -> anyhow::Result<&Switch> {
+        let link = self.links.get(relay);
+        let link = link.with_context(|| format!("{} has no link to {relay}", self.plan.name))?;
         Ok(link.switch())
     }
 

@@ -29,6 +29,8 @@ pub struct KnownSite {
     pub relays: Vec<KnownRelay>,
     /// What it serves.
     pub models: Vec<KnownModel>,
+    /// The relay by which that is known.
+    pub known_by: Option<String>,
     /// What it has cached.
     pub pools: Vec<KnownPool>,
 }

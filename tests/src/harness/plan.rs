@@ -15,6 +15,8 @@ pub struct SitePlan {
     pub region: String,
     /// What its engine is like.
     pub engine: EngineConfig,
+    /// How many relays stand beside it; `<site>-1` is the first.
+    pub relays: usize,
 }
 
 /// An edge and its links to sites.
@@ -24,7 +26,8 @@ pub struct EdgePlan {
     pub name: String,
     /// Where it is.
     pub region: String,
-    /// The links to sites, by the sites' names.
+    /// The links to sites, by the sites' names; an edge without any goes straight to the
+    /// first relay of the grid, and finds the others by it.
     pub links: BTreeMap<String, LinkProperties>,
     /// Whether it is started with the grid, or later.
     pub late: bool,
@@ -37,6 +40,15 @@ pub struct GridPlan {
     pub sites: Vec<SitePlan>,
     /// Its edges.
     pub edges: Vec<EdgePlan>,
+    /// Whether relays gossip: each is told of the first one.
+    pub mesh: bool,
+}
+
+impl SitePlan {
+    /// The names of its relays.
+    pub fn relay_names(&self) -> impl Iterator<Item = String> {
+        (1..=self.relays).map(|number| format!("{}-{number}", self.name))
+    }
 }
 
 impl GridPlan {
@@ -49,6 +61,20 @@ impl GridPlan {
             .site("icn", "ap")
             .edge("eu-1", "eu", &[("fra", 4), ("iad", 90), ("icn", 239)])
             .edge("ap-1", "ap", &[("fra", 239), ("iad", 90), ("icn", 4)])
+    }
+
+    /// Lets relays gossip.
+    pub fn mesh(mut self) -> Self {
+        self.mesh = true;
+        self
+    }
+
+    /// Gives the site that was added last so many relays.
+    pub fn relays(mut self, relays: usize) -> Self {
+        if let Some(site) = self.sites.last_mut() {
+            site.relays = relays;
+        }
+        self
     }
 
     /// Adds a site with an engine as fast as the formula says.
@@ -73,6 +99,7 @@ impl GridPlan {
             name: name.to_owned(),
             region: region.to_owned(),
             engine,
+            relays: 1,
         });
         self
     }

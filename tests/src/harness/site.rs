@@ -1,5 +1,6 @@
 //! A site of a grid: an emulated engine and the relay beside it.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -16,10 +17,16 @@ use crate::node::Addresses;
 pub(super) struct Site {
     plan: SitePlan,
     engine: Process,
-    relay: Process,
+    relays: BTreeMap<String, Relay>,
     engine_addresses: Addresses,
-    quic: SocketAddr,
     dir: PathBuf,
+}
+
+#[derive(Debug)]
+struct Relay {
+    process: Process,
+    /// Where it listens; the same in all its lives.
+    quic: SocketAddr,
 }
 
 /// What an emulated engine tells tests.
@@ -29,34 +36,42 @@ struct EngineState {
 }
 
 impl Site {
-    /// Starts the engine; [`ready`](Self::ready) goes on with the relay.
+    /// Starts the engine; [`ready`](Self::ready) goes on with the relays.
     pub(super) fn start(plan: SitePlan, program: &Path, dir: &Path) -> anyhow::Result<Self> {
-        let relay = Process::new(program, "relay", dir, &plan.relay_name());
-        let engine = Process::new(program, "emulator", dir, &plan.engine_name());
+        let relay = |name: String| {
+            let process = Process::new(program, "relay", dir, &name);
+            let quic = config::ANY;
+            (name, Relay { process, quic })
+        };
         let mut site = Self {
+            engine: Process::new(program, "emulator", dir, &plan.engine_name()),
+            relays: plan.relay_names().map(relay).collect(),
             plan,
-            engine,
-            relay,
             engine_addresses: Addresses::new(),
-            quic: config::ANY,
             dir: dir.to_owned(),
         };
         site.start_engine()?;
         Ok(site)
     }
 
-    pub(super) async fn ready(&mut self) -> anyhow::Result<()> {
+    /// Starts the relays once the engine is up; `seeds` are where they find others.
+    pub(super) async fn ready(&mut self, seeds: &[SocketAddr]) -> anyhow::Result<()> {
         self.engine_addresses = self.engine.ready().await?;
-        self.start_relay().await
+        let relays: Vec<String> = self.plan.relay_names().collect();
+        for relay in relays {
+            self.start_relay(&relay, seeds).await?;
+        }
+        Ok(())
     }
 
     pub(super) fn name(&self) -> &str {
         &self.plan.name
     }
 
-    /// Where the relay listens; the same in all its lives.
-    pub(super) const fn quic(&self) -> SocketAddr {
-        self.quic
+    /// Where the relays listen, by name.
+    pub(super) fn quic(&self) -> impl Iterator<Item = (&str, SocketAddr)> {
+        let relays = self.relays.iter();
+        relays.map(|(name, relay)| (name.as_str(), relay.quic))
     }
 
     pub(super) fn engine_url(&self) -> String {
@@ -71,40 +86,62 @@ impl Site {
     }
 
     pub(super) fn is_running(&mut self) -> bool {
-        self.engine.is_running() && self.relay.is_running()
+        let mut relays = self.relays.values_mut();
+        self.engine.is_running() && relays.any(|relay| relay.process.is_running())
     }
 
     pub(super) fn kill(&mut self) {
-        self.relay.kill();
+        for relay in self.relays.values_mut() {
+            relay.process.kill();
+        }
         self.engine.kill();
     }
 
-    pub(super) async fn restart(&mut self) -> anyhow::Result<()> {
+    pub(super) async fn restart(&mut self, seeds: &[SocketAddr]) -> anyhow::Result<()> {
         self.kill();
         // A restarted engine names its blocks anew.
         self.plan.engine.seed = self.plan.engine.seed.wrapping_add(1_000);
         self.start_engine()?;
-        self.ready().await
+        self.ready(seeds).await
     }
 
-    pub(super) fn kill_relay(&mut self) {
-        self.relay.kill();
+    pub(super) fn has_relay(&self, relay: &str) -> bool {
+        self.relays.contains_key(relay)
     }
 
-    pub(super) async fn restart_relay(&mut self) -> anyhow::Result<()> {
-        self.relay.kill();
-        self.start_relay().await
+    pub(super) fn kill_relay(&mut self, relay: &str) -> anyhow::Result<()> {
+        self.relay_mut(relay)?.process.kill();
+        Ok(())
     }
 
-    /// Stops both; names what had to be killed.
+    pub(super) async fn stop_relay(&mut self, relay: &str) -> anyhow::Result<bool> {
+        Ok(self.relay_mut(relay)?.process.stop().await)
+    }
+
+    pub(super) async fn restart_relay(
+        &mut self,
+        relay: &str,
+        seeds: &[SocketAddr],
+    ) -> anyhow::Result<()> {
+        self.relay_mut(relay)?.process.kill();
+        self.start_relay(relay, seeds).await
+    }
+
+    /// Stops all of it; names what had to be killed.
     pub(super) async fn stop(&mut self) -> Vec<String> {
         let mut stubborn = Vec::new();
-        for process in [&mut self.relay, &mut self.engine] {
+        let relays = self.relays.values_mut().map(|relay| &mut relay.process);
+        for process in relays.chain([&mut self.engine]) {
             if !process.stop().await {
                 stubborn.push(process.name().to_owned());
             }
         }
         stubborn
+    }
+
+    fn relay_mut(&mut self, relay: &str) -> anyhow::Result<&mut Relay> {
+        let found = self.relays.get_mut(relay);
+        found.with_context(|| format!("{} has no relay {relay}", self.plan.name))
     }
 
     fn start_engine(&mut self) -> anyhow::Result<()> {
@@ -114,24 +151,20 @@ impl Site {
         self.engine.start()
     }
 
-    async fn start_relay(&mut self) -> anyhow::Result<()> {
-        let (plan, name) = (&self.plan, self.plan.relay_name());
-        let beside = config::Beside::engine(&plan.engine, &self.engine_addresses);
-        let text = config::relay(&self.dir, &name, &beside, self.quic);
-        config::write(&self.dir, &name, &text)?;
-        self.relay.start()?;
-        let bound = self.relay.ready().await?;
-        self.quic = *bound.get("quic").context("a relay has a QUIC address")?;
+    async fn start_relay(&mut self, name: &str, seeds: &[SocketAddr]) -> anyhow::Result<()> {
+        let beside = config::Beside::engine(&self.plan.engine, &self.engine_addresses);
+        let dir = self.dir.clone();
+        let relay = self.relay_mut(name)?;
+        let text = config::relay(&dir, name, &beside, relay.quic, seeds);
+        config::write(&dir, name, &text)?;
+        relay.process.start()?;
+        let bound = relay.process.ready().await?;
+        relay.quic = *bound.get("quic").context("a relay has a QUIC address")?;
         Ok(())
     }
 }
 
 impl SitePlan {
-    /// What the site's relay is called.
-    pub(super) fn relay_name(&self) -> String {
-        format!("{}-1", self.name)
-    }
-
     fn engine_name(&self) -> String {
         format!("{}-engine", self.name)
     }
