@@ -3,7 +3,7 @@
 # packages, and for the build image from the Rust toolchain of this machine.
 #
 #   compose/base-image.sh run     an image to run in: a minimal Debian
-#   compose/base-image.sh build   an image to build in: with a C compiler and Rust
+#   compose/base-image.sh build   an image to build in: with a C++ compiler and Rust
 #
 #   compose/base-image.sh name run|build     only says what the image is called
 #
@@ -89,7 +89,7 @@ chmod 755 "$root"
 case $1 in
     run) install "" ;;
     build)
-        install ca-certificates,gcc,libc6-dev
+        install ca-certificates,g++
         add_rust
         ;;
 esac

@@ -13,7 +13,8 @@
 # Exits 0 only if everything was as it should be.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-exec </dev/null
+# Also kept as 8 and 9, for the last words: a signal may come while 1 and 2 go to a file.
+exec </dev/null 8>&1 9>&2
 
 edges="eu-1 ap-1"
 sites="fra iad icn"
@@ -119,8 +120,9 @@ sees() {
 # Whether the edge knows the site to have at least so many blocks.
 knows_blocks() {
     local blocks
-    blocks=$(known "$1" | grep -F "{\"site\":\"$2\"" | grep -o '"blocks":[0-9]*' | head -n 1)
-    [ "${blocks#*:}" -ge "$3" ]
+    blocks=$(known "$1" 2>/dev/null | grep -F "{\"site\":\"$2\"" |
+        grep -o '"blocks":[0-9]*' | head -n 1)
+    [ -n "$blocks" ] && [ "${blocks#*:}" -ge "$3" ]
 }
 
 healthy() {
@@ -136,7 +138,7 @@ until_whole() {
     done
 }
 
-# What is readable of a node's own keys, and by whom: mode, owner, name.
+# Who may read a node's key: mode, owner, name.
 keys() { compose exec -T "$1" stat -c '%a %u %n' /etc/kvgrid/identity/node-key.pem; }
 
 fingerprint() { compose exec -T "$1" sha256sum /etc/kvgrid/identity/node.pem; }
@@ -171,23 +173,31 @@ text() {
     printf '%s' "${said[*]}"
 }
 
+# number NAME ANSWER: a number of the answer's usage; 0 if it isn't told.
+number() {
+    local found
+    found=$(grep -o "\"$1\":[0-9]*" <<<"$2") || found=:0
+    echo "${found##*:}"
+}
+
 # turn EDGE: asks the next question; sets site, overlap, prompt, cached.
 turn() {
-    local answer body content begin taken
+    local url answer body content begin taken
     turns=$((turns + 1))
     messages+=",{\"role\":\"user\",\"content\":\"$(text 12)\"}"
     body="{\"model\":\"tiny-chat\",\"max_tokens\":24,\"messages\":[$messages]}"
+    url=127.0.0.1:${port[$1]}/v1/chat/completions
     begin=$(date +%s%3N)
-    answer=$(printf '%s' "$body" |
-        timeout "$patience" compose/image/http.sh -i POST "127.0.0.1:${port[$1]}/v1/chat/completions") ||
+    answer=$(printf '%s' "$body" | timeout "$patience" compose/image/http.sh -i POST "$url") ||
         die "turn $turns, asked of $1: ${answer:-no answer}"
     taken=$(($(date +%s%3N) - begin))
     site=$(sed -n 's/^x-kvgrid-site: //p' <<<"$answer")
     overlap=$(sed -n 's/^x-kvgrid-overlap-tokens: //p' <<<"$answer")
-    prompt=$(grep -o '"prompt_tokens":[0-9]*' <<<"$answer" | cut -d: -f2)
-    cached=$(grep -o '"cached_tokens":[0-9]*' <<<"$answer" | cut -d: -f2)
+    prompt=$(number prompt_tokens "$answer")
+    cached=$(number cached_tokens "$answer")
     # As it stands in the answer's JSON, escapes and all, it goes into the next request's.
-    content=$(grep -oE '"content":"([^"\\]|\\.)*"' <<<"$answer" | head -n 1)
+    content=$(grep -oE '"content":"([^"\\]|\\.)*"' <<<"$answer") ||
+        die "turn $turns, asked of $1, has no words: $answer"
     messages+=",{\"role\":\"assistant\",$content}"
     printf '  %4d  %-6s %-4s  %7d of %7d  %6d ms\n' \
         "$turns" "$1" "$site" "$overlap" "$prompt" "$taken"
@@ -251,6 +261,7 @@ cleanup() {
     local status=$? left
     trap '' INT TERM
     trap - EXIT
+    exec >&8 2>&9
     if [ $status -ne 0 ] && [ -s "$work/up.log" ]; then
         compose ps || true
         compose logs --no-color --tail=30 || true
