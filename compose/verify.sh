@@ -82,7 +82,8 @@ import_binaries() {
 images() {
     local begin=$SECONDS
     if [ -n "$binaries" ]; then
-        export KVGRID_TAG=$project KVGRID_BINARIES=kvgrid-binaries:$project
+        export KVGRID_TAG=$project KVGRID_LEFTOVER_OF=$project
+        export KVGRID_BINARIES=kvgrid-binaries:$project
         KVGRID_RUN_IMAGE=${KVGRID_RUN_IMAGE:-$(base_image run "$(native_image)")}
         # Nothing is built, and the classic builder wants some image in this place.
         KVGRID_BUILD_IMAGE=$KVGRID_RUN_IMAGE
@@ -92,6 +93,7 @@ images() {
         KVGRID_BUILD_IMAGE=${KVGRID_BUILD_IMAGE:-$(base_image build rust:1.95-bookworm)}
     fi
     export KVGRID_RUN_IMAGE KVGRID_BUILD_IMAGE
+    say "building images, see $work/build.log"
     # One service of each image.
     if ! compose build certs fra fra-relay eu-1 >"$work/build.log" 2>&1; then
         tail -n 40 "$work/build.log" >&2
