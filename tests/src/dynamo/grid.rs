@@ -109,6 +109,11 @@ impl Grid {
             .expect("the test names a site of the grid")
     }
 
+    /// Where clients reach the edge.
+    pub fn url(&self) -> &str {
+        &self.client_url
+    }
+
     /// Sends JSON to the edge.
     pub async fn post(&self, path: &str, body: &Value) -> Result<Answer> {
         let url = format!("{}{path}", self.client_url);

@@ -6,6 +6,7 @@ use std::path::Path;
 use kvgrid_tests::dynamo::{Dynamo, Grid, SiteOptions};
 
 mod alone;
+mod client;
 mod death;
 mod overlap;
 mod prompts;
