@@ -10,7 +10,8 @@
 //!     "alive": true,
 //!     "breaker": "closed",
 //!     "relays": [{
-//!       "id": "fra-1", "connected": true, "draining": false, "rtt_ms": 4.1,
+//!       "id": "fra-1", "connected": true, "draining": false, "serves": ["tiny-chat"],
+//!       "rtt_ms": 4.1,
 //!       "path_bytes_per_s": null, "window_bytes": 14720,
 //!       "breaker": "closed", "in_flight": 0
 //!     }],
@@ -112,6 +113,7 @@ struct Relay<'a> {
     id: &'a str,
     connected: bool,
     draining: bool,
+    serves: Vec<String>,
     rtt_ms: f64,
     path_bytes_per_s: Option<f64>,
     window_bytes: Option<u64>,
@@ -251,6 +253,11 @@ impl<'a> Relay<'a> {
             id: relay.id.as_str(),
             connected: relay.connected,
             draining: relay.draining,
+            serves: relay
+                .serves
+                .iter()
+                .map(|id| model_name(site, *id))
+                .collect(),
             rtt_ms: relay.rtt.as_secs_f64() * 1000.0,
             path_bytes_per_s: relay.path_rate,
             window_bytes: relay.window,

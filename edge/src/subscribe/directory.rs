@@ -146,8 +146,14 @@ impl Registry {
                 self.hand_over(&relay, connection);
             }
             Event::Members { teller, members } => {
-                let known = self.roster.handle_members(teller, members, now);
+                let (new, known) = self.roster.handle_members(teller, members, now);
                 self.follow_all(known);
+                // Who has just joined is worth a try, whatever the last ones came to.
+                for relay in new {
+                    if let Some(follower) = self.followers.get(&relay) {
+                        follower.addresses.send_modify(|_| {});
+                    }
+                }
             }
             Event::Connected(relay) => self.roster.handle_connected(&relay, now),
             Event::Lost { relay, left } => self.roster.handle_lost(&relay, left, now),

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use kvgrid_core::RelayId;
 use kvgrid_core::backoff::Backoff;
@@ -57,7 +58,7 @@ pub(super) async fn run(mut follower: Follower) {
     let mut backoff = Backoff::new(follower.context.backoff);
     let mut rng = SmallRng::seed_from_u64(follower.jitter_seed);
     let mut memory = Memory::default();
-    let mut delay = std::time::Duration::ZERO;
+    let mut delay = Duration::ZERO;
     loop {
         let (relay, clock) = (follower.relay.clone(), follower.context.clock);
         match follower.next_connection(delay, &mut memory).await {
@@ -80,16 +81,11 @@ impl Follower {
     /// A connection that another made, or one of our own after the delay.
     async fn next_connection(
         &mut self,
-        delay: std::time::Duration,
+        delay: Duration,
         memory: &mut Memory,
     ) -> Result<Reached, ReachError> {
-        let (context, relay) = (self.context.clone(), self.relay.clone());
-        let mut addresses = self.addresses.clone();
-        let dial = async move {
-            sleep(delay).await;
-            reach(&context, &relay, &mut addresses).await
-        };
-        tokio::pin!(dial);
+        self.addresses.mark_unchanged();
+        let mut dial = std::pin::pin!(self.dial(delay));
         loop {
             // Cancel safe: a connection that is not up yet is dropped, which closes it.
             tokio::select! {
@@ -98,6 +94,8 @@ impl Follower {
                     return complete(&self.context, &self.relay, view).await;
                 }
                 reached = &mut dial => return reached,
+                // It may be where it was not, or be back.
+                Ok(()) = self.addresses.changed() => dial.set(self.dial(Duration::ZERO)),
                 Ok(()) = self.wanted.changed() => {
                     let wanted = *self.wanted.borrow_and_update();
                     memory.set_wanted(wanted, self.context.clock.now());
@@ -105,6 +103,16 @@ impl Follower {
                     self.publish.update(|state| state.pools = pools);
                 }
             }
+        }
+    }
+
+    /// Dials the relay after a delay. The future keeps nothing of the follower.
+    fn dial(&self, delay: Duration) -> impl Future<Output = Result<Reached, ReachError>> + use<> {
+        let (context, relay) = (self.context.clone(), self.relay.clone());
+        let mut addresses = self.addresses.clone();
+        async move {
+            sleep(delay).await;
+            reach(&context, &relay, &mut addresses).await
         }
     }
 

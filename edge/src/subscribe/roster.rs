@@ -50,20 +50,24 @@ impl Roster {
         Ok(())
     }
 
-    /// A connected relay tells whom it believes alive, itself among them.
+    /// A connected relay tells whom it believes alive, itself among them. Gives those that it
+    /// did not tell of before: they may be back.
     pub(super) fn handle_members(
         &mut self,
         teller: RelayId,
         members: impl IntoIterator<Item = (RelayId, Addresses)>,
         now: Instant,
-    ) -> Result<(), Full> {
+    ) -> (Vec<RelayId>, Result<(), Full>) {
         let members: BTreeMap<_, _> = members.into_iter().take(RELAYS).collect();
         let known = members
             .keys()
             .try_for_each(|relay| self.entry(relay.clone()).map(drop));
+        let before = self.told.get(&teller);
+        let is_new = |relay: &&RelayId| before.is_none_or(|told| !told.contains_key(*relay));
+        let new = members.keys().filter(is_new).cloned().collect();
         self.told.insert(teller, members);
         self.look(now);
-        known
+        (new, known)
     }
 
     /// A relay's connections are up.
@@ -181,7 +185,7 @@ mod tests {
             .unwrap();
         roster.handle_connected(&relay("a"), at(0));
         let members = [member("a"), member("b")];
-        roster.handle_members(relay("a"), members, at(0)).unwrap();
+        roster.handle_members(relay("a"), members, at(0)).1.unwrap();
         roster
     }
 
@@ -208,6 +212,7 @@ mod tests {
             roster.handle_lost(&relay("b"), left, at(2));
             roster
                 .handle_members(relay("a"), [member("a")], at(10))
+                .1
                 .unwrap();
 
             assert_eq!(roster.poll_timeout(), Some(at(10 + after)));
@@ -223,6 +228,7 @@ mod tests {
 
         roster
             .handle_members(relay("a"), [member("a")], at(2))
+            .1
             .unwrap();
 
         assert_eq!(roster.poll_timeout(), None);
@@ -244,7 +250,7 @@ mod tests {
         let mut roster = connected_to_a();
         let many = (0..2 * RELAYS).map(|n| member(&format!("r{n}")));
 
-        assert_eq!(roster.handle_members(relay("a"), many, at(1)), Err(Full));
+        assert_eq!(roster.handle_members(relay("a"), many, at(1)).1, Err(Full));
 
         assert_eq!(roster.relays().count(), RELAYS);
     }

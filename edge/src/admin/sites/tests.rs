@@ -148,7 +148,7 @@ fn a_site_is_shown_with_all_that_is_known_of_it() {
         "alive": true,
         "breaker": "closed",
         "relays": [{
-            "id": "fra-1", "connected": true, "draining": false, "rtt_ms": 4.5,
+            "id": "fra-1", "connected": true, "draining": false, "serves": ["tiny-chat"], "rtt_ms": 4.5,
             "path_bytes_per_s": null, "window_bytes": 14720,
             "breaker": "closed", "in_flight": 0,
         }],
