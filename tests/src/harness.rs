@@ -97,8 +97,8 @@ impl Grid {
             grid.sites.insert(site.name().to_owned(), site);
         }
         for name in grid.sites.keys().cloned().collect::<Vec<_>>() {
-            let seeds = grid.seeds();
-            grid.site_mut(&name)?.ready(&seeds).await?;
+            grid.site_mut(&name)?.engine_ready().await?;
+            grid.start_relays(&name).await?;
         }
         for edge in plan.edges {
             grid.certify(&edge_identity(&trust_domain, &edge)?)?;
@@ -120,6 +120,13 @@ impl Grid {
     pub async fn start_edge(&mut self, edge: &str) -> anyhow::Result<()> {
         self.launch_edge(edge)?;
         self.edge_mut(edge)?.ready().await
+    }
+
+    async fn start_relays(&mut self, site: &str) -> anyhow::Result<()> {
+        for relay in self.site(site)?.relay_names() {
+            self.restart_relay(&relay).await?;
+        }
+        Ok(())
     }
 
     /// Where relays find others: at the first one, once that is up.
@@ -212,16 +219,21 @@ impl Grid {
         Ok(())
     }
 
-    /// Waits until every edge that runs knows every site that runs, whole, and is ready.
+    /// Waits until every edge that runs can send requests to every relay that runs, knows
+    /// every site that runs, whole, and is ready.
     pub async fn until_complete(&mut self) -> anyhow::Result<()> {
-        let running = self.sites.values_mut().filter_map(|site| {
-            let runs = site.is_running();
-            runs.then(|| site.name().to_owned())
+        let running = self.sites.values_mut();
+        let running = running.filter_map(|site| {
+            let relays = site.running();
+            (!relays.is_empty()).then(|| (site.name().to_owned(), relays))
         });
-        let sites: Vec<String> = running.collect();
+        let sites: Vec<(String, Vec<String>)> = running.collect();
         for (name, edge) in self.edges.iter().filter(|(_, edge)| edge.is_started()) {
             self.until(name, "all sites are complete", |known| {
-                sites.iter().all(|site| known.complete(site))
+                let serves = |relay: &String| known.serves(relay);
+                sites
+                    .iter()
+                    .all(|(site, relays)| known.complete(site) && relays.iter().all(serves))
             })
             .await?;
             let ready = self
@@ -237,7 +249,7 @@ impl Grid {
 
     /// Waits until every edge that runs has applied all that a site has published until now.
     pub async fn until_applied(&self, site: &str) -> anyhow::Result<()> {
-        let published = self.site(site)?.published(&self.client).await?;
+        let published = self.site(site)?.engine(&self.client).await?.published;
         let Some(last) = published.checked_sub(1) else {
             return Ok(());
         };
@@ -267,8 +279,8 @@ impl Grid {
 
     /// Starts a killed site again: a new engine, cold, where the old one was.
     pub async fn restart_site(&mut self, site: &str) -> anyhow::Result<()> {
-        let seeds = self.seeds();
-        self.site_mut(site)?.restart(&seeds).await
+        self.site_mut(site)?.restart_engine().await?;
+        self.start_relays(site).await
     }
 
     /// A relay dies while its engine lives on.
@@ -288,6 +300,20 @@ impl Grid {
     pub async fn restart_relay(&mut self, relay: &str) -> anyhow::Result<()> {
         let seeds = self.seeds();
         self.site_of(relay)?.restart_relay(relay, &seeds).await
+    }
+
+    /// Tells an edge to end, and starts it again; clients then reach it elsewhere.
+    pub async fn restart_edge(&mut self, edge: &str) -> anyhow::Result<()> {
+        self.edge_mut(edge)?.restart().await
+    }
+
+    /// How many requests the sites have answered to their end.
+    pub async fn answers(&self) -> anyhow::Result<u64> {
+        let mut answers = 0;
+        for site in self.sites.values() {
+            answers += site.engine(&self.client).await?.answers;
+        }
+        Ok(answers)
     }
 
     /// The switch of the link between an edge and a relay.

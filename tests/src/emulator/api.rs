@@ -2,7 +2,7 @@
 //!
 //! - `POST /v1/chat/completions`, `POST /v1/completions`, streaming or not
 //! - `GET /v1/models`, `/health`, `/metrics`
-//! - `GET /emulator/state`: how many messages of events were published
+//! - `GET /emulator/state`: how many messages of events were published, and requests answered
 //! - `PUT /emulator/fault` with a [`Fault`], `DELETE /emulator/fault`
 
 use std::convert::Infallible;
@@ -104,7 +104,11 @@ impl Site {
                 body: metrics::page(&self.model, &self.engine.stats(), self.block_size),
             }),
             (&Method::GET, "/emulator/state") => {
-                let state = serde_json::json!({"published": self.engine.stats().published});
+                let stats = self.engine.stats();
+                let state = serde_json::json!({
+                    "published": stats.published,
+                    "answers": stats.answers,
+                });
                 Err(Plain::json(StatusCode::OK, &state))
             }
             (&Method::PUT, "/emulator/fault") => Err(self.set_fault(request).await?),

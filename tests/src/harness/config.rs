@@ -125,6 +125,8 @@ pub(crate) struct Seeds {
 pub(crate) fn edge(dir: &Path, name: &str, seeds: &Seeds) -> String {
     let scopes: &[&str] = if seeds.straight { &["public"] } else { &[] };
     let quorum = seeds.quorum;
+    // Clients of straight edges go elsewhere once one is not ready.
+    let stop_delay = if seeds.straight { "500ms" } else { "0s" };
     let seeds: Vec<String> = seeds.addresses.iter().map(ToString::to_string).collect();
     format!(
         "{identity}\
@@ -132,7 +134,7 @@ pub(crate) fn edge(dir: &Path, name: &str, seeds: &Seeds) -> String {
          [relays]\nseeds = {seeds:?}\nscopes = {scopes:?}\nquorum = {quorum}\n\
          [headers]\nexplain = true\n\
          [prompt]\ndeadline = \"10s\"\n\
-         [limits]\nstop_delay = \"0s\"\n\
+         [limits]\nstop_delay = \"{stop_delay}\"\n\
          {admin}",
         identity = identity(dir, name),
         admin = admin(dir, name),

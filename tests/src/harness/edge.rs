@@ -86,6 +86,14 @@ impl Edge {
         Ok(())
     }
 
+    pub(super) async fn restart(&mut self) -> anyhow::Result<()> {
+        if let Some(name) = self.stop().await {
+            anyhow::bail!("{name} did not end when told to");
+        }
+        self.process.start()?;
+        self.ready().await
+    }
+
     pub(super) fn is_started(&self) -> bool {
         self.started
     }

@@ -42,6 +42,8 @@ pub struct KnownRelay {
     pub id: String,
     /// Whether the edge has a connection to it.
     pub connected: bool,
+    /// The models that its frontend serves.
+    pub serves: Vec<String>,
     /// Measured round trip.
     pub rtt_ms: f64,
 }
@@ -123,6 +125,12 @@ impl Known {
         self.site(name).is_some_and(|site| {
             site.alive && site.breaker == "closed" && site.models.iter().any(|model| model.ready)
         })
+    }
+
+    /// Whether requests may go to the relay.
+    pub fn serves(&self, relay: &str) -> bool {
+        let mut relays = self.sites.iter().flat_map(|site| &site.relays);
+        relays.any(|known| known.id == relay && known.connected && !known.serves.is_empty())
     }
 
     /// Whether the edge can route to the site by what that has cached.

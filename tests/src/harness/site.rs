@@ -31,8 +31,11 @@ struct Relay {
 
 /// What an emulated engine tells tests.
 #[derive(Deserialize)]
-struct EngineState {
-    published: u64,
+pub(super) struct EngineState {
+    /// Messages of events.
+    pub(super) published: u64,
+    /// Requests answered to their end.
+    pub(super) answers: u64,
 }
 
 impl Site {
@@ -54,14 +57,14 @@ impl Site {
         Ok(site)
     }
 
-    /// Starts the relays once the engine is up; `seeds` are where they find others.
-    pub(super) async fn ready(&mut self, seeds: &[SocketAddr]) -> anyhow::Result<()> {
+    /// Waits until the engine is up; relays can then be started.
+    pub(super) async fn engine_ready(&mut self) -> anyhow::Result<()> {
         self.engine_addresses = self.engine.ready().await?;
-        let relays: Vec<String> = self.plan.relay_names().collect();
-        for relay in relays {
-            self.start_relay(&relay, seeds).await?;
-        }
         Ok(())
+    }
+
+    pub(super) fn relay_names(&self) -> Vec<String> {
+        self.plan.relay_names().collect()
     }
 
     pub(super) fn name(&self) -> &str {
@@ -78,16 +81,23 @@ impl Site {
         format!("http://{}", self.engine_addresses["http"])
     }
 
-    /// How many messages the engine has published.
-    pub(super) async fn published(&self, client: &Client) -> anyhow::Result<u64> {
+    /// What the engine says of itself.
+    pub(super) async fn engine(&self, client: &Client) -> anyhow::Result<EngineState> {
         let url = format!("{}/emulator/state", self.engine_url());
-        let state: EngineState = serde_json::from_slice(&client.get(&url).await?.body)?;
-        Ok(state.published)
+        Ok(serde_json::from_slice(&client.get(&url).await?.body)?)
     }
 
-    pub(super) fn is_running(&mut self) -> bool {
-        let mut relays = self.relays.values_mut();
-        self.engine.is_running() && relays.any(|relay| relay.process.is_running())
+    /// The relays that run, if the engine does.
+    pub(super) fn running(&mut self) -> Vec<String> {
+        if !self.engine.is_running() {
+            return Vec::new();
+        }
+        let relays = self.relays.iter_mut();
+        let running = relays.filter_map(|(name, relay)| {
+            let runs = relay.process.is_running();
+            runs.then(|| name.clone())
+        });
+        running.collect()
     }
 
     pub(super) fn kill(&mut self) {
@@ -97,12 +107,13 @@ impl Site {
         self.engine.kill();
     }
 
-    pub(super) async fn restart(&mut self, seeds: &[SocketAddr]) -> anyhow::Result<()> {
+    /// Starts a new engine where the old one was; relays are yet to be started.
+    pub(super) async fn restart_engine(&mut self) -> anyhow::Result<()> {
         self.kill();
         // A restarted engine names its blocks anew.
         self.plan.engine.seed = self.plan.engine.seed.wrapping_add(1_000);
         self.start_engine()?;
-        self.ready(seeds).await
+        self.engine_ready().await
     }
 
     pub(super) fn has_relay(&self, relay: &str) -> bool {
