@@ -7,8 +7,12 @@
 
 use crate::block::BlockHash;
 
+pub mod dynamo;
 pub mod engine;
 mod msgpack;
+mod refusal;
+
+pub use refusal::{Refusal, Refusals};
 
 /// A worker's rank in one life of its publisher; after a restart the publisher is a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -47,10 +47,21 @@ pub enum PoolOp {
 pub struct ResidencyConfig {
     /// The storage tier of the pool; stores and removals on others are not this pool's.
     pub tier: Tier,
+    /// What it means that a block is stored again.
+    pub copies: Copies,
     /// Most entries over all workers, at about 64 bytes each; blocks past it are refused.
     pub max_entries: usize,
     /// Most workers at a time; blocks of others are refused.
     pub max_workers: u16,
+}
+
+/// What a source means by storing a block that the worker holds already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copies {
+    /// Another physical copy, whose removal will be told too.
+    Counted,
+    /// Nothing new: one removal ends it, however often it was stored.
+    Once,
 }
 
 /// Counts of a residency, for metrics and tests.
@@ -296,7 +307,9 @@ impl Residency {
             self.take_away(index);
             return Stored::Again;
         }
-        if let Some(copies) = entry.copies.checked_add(1) {
+        if self.config.copies == Copies::Counted
+            && let Some(copies) = entry.copies.checked_add(1)
+        {
             self.forest.get_mut(index).copies = copies;
             self.stats.copies += 1;
         }

@@ -7,7 +7,7 @@ use kvgrid_core::Instant;
 use kvgrid_core::event::engine::Refusals;
 use kvgrid_core::event::{Tier, WorkerKey};
 use kvgrid_core::replication::Completeness;
-use kvgrid_core::residency::{Residency, ResidencyConfig};
+use kvgrid_core::residency::{Copies, Residency, ResidencyConfig};
 
 use crate::config::LimitsTable;
 use crate::sources::{FeedState, SourceEvent};
@@ -55,6 +55,7 @@ impl Pool {
         Self {
             residency: Residency::new(ResidencyConfig {
                 tier: Tier::Device,
+                copies: Copies::Counted,
                 max_entries: limits.entries,
                 max_workers: limits.workers,
             }),

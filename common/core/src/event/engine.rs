@@ -19,13 +19,12 @@ use crate::block::{HashFormat, HashSeed, block_hashes};
 mod attention;
 mod extra_keys;
 mod raw;
-mod refusal;
 mod salt;
 #[cfg(test)]
 mod tests;
 
 pub use super::msgpack::Malformed as DecodeError;
-pub use refusal::{Refusal, Refusals};
+pub use super::refusal::{Refusal, Refusals};
 
 use attention::Attention;
 use raw::{Fields, Kind};

@@ -34,6 +34,7 @@ fn removed(blocks: &[u64]) -> KvEvent {
 fn residency(max_entries: usize) -> Residency {
     Residency::new(ResidencyConfig {
         tier: Tier::Device,
+        copies: Copies::Counted,
         max_entries,
         max_workers: 8,
     })
@@ -69,6 +70,21 @@ fn a_stored_run_is_published_parents_first() {
 
     assert_eq!(ops, [Insert(chain(&[1])), Insert(chain(&[1, 2]))]);
     assert_eq!(more, [Insert(chain(&[1, 2, 3]))]);
+}
+
+#[test]
+fn where_copies_are_not_told_one_removal_ends_what_was_stored_twice() {
+    let mut pool = Residency::new(ResidencyConfig {
+        copies: Copies::Once,
+        ..residency(100).config
+    });
+    pool.after(1, stored(None, &[(91, 1)]));
+    pool.after(1, stored(None, &[(91, 1), (92, 2)]));
+
+    let ops = pool.after(1, removed(&[92, 91]));
+
+    assert_eq!(ops, [Remove(chain(&[1, 2])), Remove(chain(&[1]))]);
+    assert_eq!((pool.stats().copies, pool.stats().unknown_removals), (0, 0));
 }
 
 #[test]

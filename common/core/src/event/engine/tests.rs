@@ -6,7 +6,7 @@ use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 use super::*;
 use crate::block::{BlockHash, ChainHash, chain_hashes};
 use crate::event::WorkerKey;
-use crate::residency::{Residency, ResidencyConfig};
+use crate::residency::{Copies, Residency, ResidencyConfig};
 
 /// What an engine may send, written by another library than the one under test.
 #[derive(Clone, Debug)]
@@ -155,6 +155,7 @@ fn the_mockers_own_names_are_the_chains_that_come_out() {
     });
     let mut pool = Residency::new(ResidencyConfig {
         tier: Tier::Device,
+        copies: Copies::Counted,
         max_entries: 1000,
         max_workers: 1,
     });

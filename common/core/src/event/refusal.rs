@@ -1,6 +1,6 @@
 //! Why events are refused, and how often.
 
-use super::Malformed;
+use super::msgpack::Malformed;
 
 /// Why an event, or the rest of a stored run, was not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,11 +29,13 @@ pub enum Refusal {
     ExtraKeys,
     /// Fewer tokens than the blocks need.
     FewTokens,
+    /// A worker other than the one the publisher speaks for.
+    Worker,
 }
 
 impl Refusal {
     /// Every reason, in the order of their declaration.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Malformed,
         Self::UnknownType,
         Self::UnknownMedium,
@@ -46,6 +48,7 @@ impl Refusal {
         Self::Salt,
         Self::ExtraKeys,
         Self::FewTokens,
+        Self::Worker,
     ];
 
     /// A short name, for metrics.
@@ -63,6 +66,7 @@ impl Refusal {
             Self::Salt => "salt",
             Self::ExtraKeys => "extra_keys",
             Self::FewTokens => "few_tokens",
+            Self::Worker => "worker",
         }
     }
 }
