@@ -1,16 +1,26 @@
-//! The card of the site's model, made from a local directory.
+//! The card of the site's model: made from a local directory (here), or of what the site's
+//! workers say of it in Dynamo's discovery (`discovered`).
+
+use std::path::Path;
 
 use bytes::Bytes;
 use kvgrid_core::ModelName;
 use kvgrid_core::block::HashFormat;
 use kvgrid_core::view::{CardDigest, CardInfo};
-use kvgrid_prompt::{Card, CardError};
+use kvgrid_prompt::{Card, CardError, CardOptions};
 use kvgrid_runtime::config::ConfigError;
 
-use crate::config::{CardSettings, CardTable};
+mod discovered;
+mod plan;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use discovered::{Wanted, follow};
+pub(crate) use plan::Overrides;
 
 /// A card and its encoding, as edges ask for it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SiteCard {
     /// The name clients ask for.
     pub(crate) model: ModelName,
@@ -18,17 +28,66 @@ pub(crate) struct SiteCard {
     pub(crate) info: CardInfo,
     /// The encoding that its digest names.
     pub(crate) bytes: Bytes,
+    /// Why edges of this version can't tokenise by it, if so.
+    pub(crate) unsupported: Option<String>,
+}
+
+/// The card as of now.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct CardReport {
+    /// The card, if there is one.
+    pub(crate) card: Option<SiteCard>,
+    /// Where it comes from, or why there is none.
+    pub(crate) state: CardState,
+    /// What keeps prompts from being tokenised, if anything does.
+    pub(crate) reason: Option<String>,
+}
+
+/// Where a card comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum CardState {
+    /// Nobody has told one.
+    #[default]
+    Missing,
+    /// The configuration or a live worker tells it.
+    Current,
+    /// No worker is alive; it was told before.
+    Remembered,
+    /// What workers tell is not supported here.
+    Unsupported,
+    /// What workers tell can't be had.
+    Unreachable,
+}
+
+impl CardState {
+    /// All of them.
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Missing,
+        Self::Current,
+        Self::Remembered,
+        Self::Unsupported,
+        Self::Unreachable,
+    ];
 }
 
 impl SiteCard {
     /// Reads the model's files; this takes a moment.
-    pub(crate) fn read(table: &CardTable, settings: &CardSettings) -> Result<Self, ConfigError> {
-        let card = Card::from_model_dir(&table.dir, settings.options.clone());
-        let card = card.map_err(|error| wrong_card(table, &error))?;
+    pub(crate) fn read(
+        dir: &Path,
+        model: &ModelName,
+        options: &CardOptions,
+    ) -> Result<Self, ConfigError> {
+        Card::from_model_dir(dir, options.clone())
+            .and_then(|card| Self::of(&card, model.clone()))
+            .map_err(|error| wrong_card(dir, &error))
+    }
+
+    /// Encodes a card; this takes a moment too.
+    fn of(card: &Card, model: ModelName) -> Result<Self, CardError> {
         let bytes = card.encode();
         if bytes.len() > Card::MAX_BYTES {
             let (bytes, limit) = (bytes.len(), Card::MAX_BYTES);
-            return Err(wrong_card(table, &CardError::TooLarge { bytes, limit }));
+            return Err(CardError::TooLarge { bytes, limit });
         }
         let format = if card.eagle {
             HashFormat::Eagle
@@ -44,55 +103,26 @@ impl SiteCard {
             usable: false,
         };
         Ok(Self {
-            model: settings.model.clone(),
+            model,
             info,
             bytes: bytes.into(),
+            unsupported: card.supported().err().map(|error| error.to_string()),
         })
     }
 }
 
-fn wrong_card(table: &CardTable, error: &CardError) -> ConfigError {
-    let reason = format!("{}: {error}", table.dir.display());
-    ConfigError::key("card.dir", &reason)
+impl CardReport {
+    /// Of a card that the configuration names.
+    pub(crate) fn configured(card: SiteCard) -> Self {
+        Self {
+            reason: card.unsupported.clone(),
+            card: Some(card),
+            state: CardState::Current,
+        }
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::path::{Path, PathBuf};
-
-    use super::*;
-
-    fn read(dir: &Path) -> Result<SiteCard, ConfigError> {
-        let table: CardTable = serde_json::from_value(serde_json::json!({
-            "model": "tiny", "dir": dir, "block_size": 16, "capacity_blocks": 2048,
-        }))
-        .unwrap();
-        let settings = CardSettings::of(&table).unwrap();
-        SiteCard::read(&table, &settings)
-    }
-
-    fn fixture() -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tiny-chat")
-    }
-
-    #[test]
-    fn a_card_is_what_its_digest_names() {
-        let card = read(&fixture()).unwrap();
-
-        let decoded = Card::decode(&card.bytes).unwrap();
-        assert_eq!(decoded.digest(), card.info.digest.0);
-        assert_eq!(decoded.model, "tiny");
-        assert_eq!(card.info.block_size.get(), 16);
-        assert_eq!(card.info.capacity_blocks, Some(2048));
-    }
-
-    #[test]
-    fn a_directory_without_a_tokenizer_is_refused_by_key() {
-        let empty = tempfile::tempdir().unwrap();
-
-        let error = read(empty.path()).unwrap_err().to_string();
-
-        assert!(error.starts_with("card.dir: "), "{error}");
-        assert!(error.contains("tokenizer.json"), "{error}");
-    }
+fn wrong_card(dir: &Path, error: &CardError) -> ConfigError {
+    let reason = format!("{}: {error}", dir.display());
+    ConfigError::key("card.dir", &reason)
 }

@@ -7,27 +7,31 @@ use kvgrid_core::view::ModelView;
 use kvgrid_core::{ModelId, ModelName};
 use tokio::sync::watch;
 
-use crate::card::SiteCard;
+use crate::card::CardReport;
 use crate::frontend::Served;
 use crate::load::EngineReport;
 use crate::publish::Catalog;
 
-/// The models that the configuration names, and the card of one of them.
+/// The models that the configuration names.
 #[derive(Clone, Debug)]
 pub(crate) struct Offer {
     /// The models.
     pub(crate) models: BTreeSet<ModelName>,
-    /// The card, if there is one.
-    pub(crate) card: Option<SiteCard>,
 }
 
 impl Offer {
     /// The catalog of what is served now. Capacities that the card doesn't tell are taken from
     /// `kv_blocks`.
-    fn catalog(&self, served: &Served, kv_blocks: &BTreeMap<ModelId, u64>) -> Catalog {
+    fn catalog(
+        &self,
+        card: &CardReport,
+        served: &Served,
+        kv_blocks: &BTreeMap<ModelId, u64>,
+    ) -> Catalog {
+        let site_card = card.card.as_ref();
         let model = |name: &ModelName| {
             let id = name.id();
-            let card = self.card.as_ref().filter(|card| card.model == *name);
+            let card = site_card.filter(|card| card.model == *name);
             let card = card.map(|card| {
                 let mut info = card.info.clone();
                 info.capacity_blocks = info.capacity_blocks.or(kv_blocks.get(&id).copied());
@@ -40,10 +44,10 @@ impl Offer {
                 card,
             }
         };
-        let card = self.card.iter();
         Catalog {
             models: self.models.iter().map(model).collect(),
-            cards: card
+            cards: site_card
+                .into_iter()
                 .map(|card| (card.info.digest, card.bytes.clone()))
                 .collect(),
         }
@@ -53,15 +57,17 @@ impl Offer {
 /// Tells edges what is served, whenever that changes, until its sources end.
 pub(crate) async fn tell(
     offer: Offer,
+    cards: watch::Receiver<CardReport>,
     served: watch::Receiver<Served>,
     engines: watch::Receiver<Arc<EngineReport>>,
     catalog: watch::Sender<Arc<Catalog>>,
 ) {
-    let (mut served, mut engines) = (served, engines);
+    let (mut cards, mut served, mut engines) = (cards, served, engines);
     loop {
         let now = {
             let kv_blocks = engines.borrow_and_update();
-            offer.catalog(&served.borrow_and_update(), &kv_blocks.kv_blocks)
+            let card = cards.borrow_and_update();
+            offer.catalog(&card, &served.borrow_and_update(), &kv_blocks.kv_blocks)
         };
         catalog.send_if_modified(|told| {
             let changed = told.models != now.models;
@@ -70,10 +76,11 @@ pub(crate) async fn tell(
             }
             changed
         });
-        // Both arms may be dropped while they wait: what changed stays marked as unseen.
+        // All arms may be dropped while they wait: what changed stays marked as unseen.
         let goes_on = tokio::select! {
             changed = served.changed() => changed.is_ok(),
             changed = engines.changed() => changed.is_ok(),
+            changed = cards.changed() => changed.is_ok(),
         };
         if !goes_on {
             return;
@@ -88,12 +95,19 @@ mod tests {
     use kvgrid_core::view::{CardDigest, CardInfo};
 
     use super::*;
+    use crate::card::SiteCard;
 
     fn name(text: &str) -> ModelName {
         ModelName::new(text).unwrap()
     }
 
-    fn offer(capacity_blocks: Option<u64>) -> Offer {
+    fn offer() -> Offer {
+        Offer {
+            models: BTreeSet::from([name("carded"), name("bare")]),
+        }
+    }
+
+    fn card(capacity_blocks: Option<u64>) -> CardReport {
         let info = CardInfo {
             digest: CardDigest([1; 32]),
             block_size: 16.try_into().unwrap(),
@@ -102,14 +116,12 @@ mod tests {
             context_length: None,
             usable: false,
         };
-        Offer {
-            models: BTreeSet::from([name("carded"), name("bare")]),
-            card: Some(SiteCard {
-                model: name("carded"),
-                info,
-                bytes: Bytes::from_static(b"card"),
-            }),
-        }
+        CardReport::configured(SiteCard {
+            model: name("carded"),
+            info,
+            bytes: Bytes::from_static(b"card"),
+            unsupported: None,
+        })
     }
 
     fn served(models: &[&str]) -> Served {
@@ -121,8 +133,12 @@ mod tests {
 
     #[test]
     fn a_model_is_ready_while_the_frontend_lists_it() {
-        let none = offer(None).catalog(&Served::default(), &BTreeMap::new());
-        let one = offer(None).catalog(&served(&["carded", "unknown"]), &BTreeMap::new());
+        let none = offer().catalog(&card(None), &Served::default(), &BTreeMap::new());
+        let one = offer().catalog(
+            &card(None),
+            &served(&["carded", "unknown"]),
+            &BTreeMap::new(),
+        );
 
         assert!(none.models.iter().all(|model| !model.ready));
         let ready: Vec<_> = one
@@ -135,7 +151,7 @@ mod tests {
 
     #[test]
     fn the_card_is_told_with_its_model_alone() {
-        let catalog = offer(None).catalog(&Served::default(), &BTreeMap::new());
+        let catalog = offer().catalog(&card(None), &Served::default(), &BTreeMap::new());
 
         assert_eq!(catalog.models[0].card, None);
         let digest = catalog.models[1].card.as_ref().unwrap().digest;
@@ -143,14 +159,22 @@ mod tests {
     }
 
     #[test]
+    fn a_card_that_is_withdrawn_is_told_no_more() {
+        let catalog = offer().catalog(&CardReport::default(), &Served::default(), &BTreeMap::new());
+
+        assert!(catalog.cards.is_empty());
+        assert!(catalog.models.iter().all(|model| model.card.is_none()));
+    }
+
+    #[test]
     fn a_capacity_that_is_configured_wins_over_the_frontends() {
         let measured = BTreeMap::from([(name("carded").id(), 7)]);
-        let capacity = |offer: Offer| {
-            let catalog = offer.catalog(&Served::default(), &measured);
+        let capacity = |card: CardReport| {
+            let catalog = offer().catalog(&card, &Served::default(), &measured);
             catalog.models[1].card.as_ref().unwrap().capacity_blocks
         };
 
-        assert_eq!(capacity(offer(None)), Some(7));
-        assert_eq!(capacity(offer(Some(5))), Some(5));
+        assert_eq!(capacity(card(None)), Some(7));
+        assert_eq!(capacity(card(Some(5))), Some(5));
     }
 }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::proxy::ProxyLimits;
 
-pub(crate) use resolve::{CardSettings, Config, SourceSettings};
+pub(crate) use resolve::{CardSettings, Config, Feeds, SourceSettings};
 
 mod resolve;
 #[cfg(test)]
@@ -142,28 +142,40 @@ const fn check_interval() -> Duration {
     Duration::from_millis(250)
 }
 
-/// Table `[card]`: what the model's directory doesn't say.
+/// Where a card comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum CardSource {
+    /// A directory beside the relay.
+    #[default]
+    Dir,
+    /// What the site's workers say in Dynamo's discovery.
+    Dynamo,
+}
+
+/// Table `[card]`: which model, and what its directory or its workers don't say.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CardTable {
     /// The name clients ask for.
     pub(crate) model: String,
-    /// The model's directory, with its tokenizer.
-    pub(crate) dir: PathBuf,
-    /// Tokens per block.
-    pub(crate) block_size: NonZeroU32,
-    /// Whether blocks overlap by one token (EAGLE).
+    /// Where the rest comes from.
     #[serde(default)]
-    pub(crate) eagle: bool,
-    /// Device blocks of all ranks together; the frontend's metrics tell if left out.
+    pub(crate) from: CardSource,
+    /// The model's directory, with its tokenizer.
+    pub(crate) dir: Option<PathBuf>,
+    /// Tokens per block.
+    pub(crate) block_size: Option<NonZeroU32>,
+    /// Whether blocks overlap by one token (EAGLE).
+    pub(crate) eagle: Option<bool>,
+    /// Device blocks of all ranks together; workers or the frontend's metrics tell if left out.
     pub(crate) capacity_blocks: Option<u64>,
     /// The longest sequence, in tokens; the model's own if left out.
     pub(crate) context_length: Option<u32>,
     /// The adapter's canonical name, if the model is a LoRA adapter.
     pub(crate) lora: Option<String>,
     /// The tokenizer implementation the site was told to use.
-    #[serde(default)]
-    pub(crate) tokenizer: TokenizerBackend,
+    pub(crate) tokenizer: Option<TokenizerBackend>,
     /// Time zone of the site's frontend; the relay's own if left out.
     pub(crate) time_zone: Option<String>,
     /// A template that the site uses instead of the model's own.
@@ -189,17 +201,53 @@ pub(crate) struct SourceTable {
     /// Whether blocks overlap by one token (EAGLE); as the card says if left out.
     pub(crate) eagle: Option<bool>,
     /// The prefix of topics to subscribe to; engines publish without one unless told.
-    #[serde(default)]
-    pub(crate) topic: String,
+    pub(crate) topic: Option<String>,
     /// How long a publisher may be disconnected before its blocks go.
-    #[serde(default = "gone_after", with = "humantime_serde")]
-    pub(crate) gone_after: Duration,
+    #[serde(default, with = "humantime_serde")]
+    pub(crate) gone_after: Option<Duration>,
     /// One for each rank of each engine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) endpoints: Vec<EndpointTable>,
+    /// Where the site's processes register themselves.
+    pub(crate) discovery: Option<DiscoveryTable>,
+    /// The site's Dynamo namespace.
+    pub(crate) namespace: Option<String>,
+    /// The component of the workers; any if left out.
+    pub(crate) component: Option<String>,
+    /// The workers' endpoint; any if left out.
+    pub(crate) endpoint: Option<String>,
 }
 
-const fn gone_after() -> Duration {
-    Duration::from_secs(5)
+/// A site's discovery.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DiscoveryTable {
+    /// What it is kept in.
+    pub(crate) kind: DiscoveryKind,
+    /// The directory, as `DYN_FILE_KV` says.
+    pub(crate) root: PathBuf,
+    /// How often it is read.
+    #[serde(default = "discovery_interval", with = "humantime_serde")]
+    pub(crate) interval: Duration,
+    /// How long a process may leave its entries untouched before it is taken for dead.
+    #[serde(default = "dead_after", with = "humantime_serde")]
+    pub(crate) dead_after: Duration,
+}
+
+const fn discovery_interval() -> Duration {
+    Duration::from_millis(500)
+}
+
+const fn dead_after() -> Duration {
+    Duration::from_secs(10)
+}
+
+/// What a discovery is kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum DiscoveryKind {
+    /// Files, as with `DYN_DISCOVERY_BACKEND=file`.
+    File,
 }
 
 /// What a source speaks.
@@ -208,6 +256,8 @@ const fn gone_after() -> Duration {
 pub(crate) enum SourceKind {
     /// Raw engine events over ZeroMQ: vLLM, SGLang, TensorRT-LLM.
     EngineZmq,
+    /// Dynamo's own event plane, over ZeroMQ without a broker.
+    DynamoEvents,
 }
 
 impl SourceKind {
@@ -215,6 +265,7 @@ impl SourceKind {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::EngineZmq => "engine-zmq",
+            Self::DynamoEvents => "dynamo-events",
         }
     }
 }

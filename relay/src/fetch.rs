@@ -58,13 +58,23 @@ impl Fetcher {
 
     /// Gets a document whole.
     pub(crate) async fn get(&self, url: Uri, patience: Duration) -> Result<Bytes, FetchError> {
+        self.get_at_most(url, DOCUMENT_LIMIT, patience).await
+    }
+
+    /// Gets a document of at most `limit` bytes whole.
+    pub(crate) async fn get_at_most(
+        &self,
+        url: Uri,
+        limit: usize,
+        patience: Duration,
+    ) -> Result<Bytes, FetchError> {
         let answer = async {
             let request = Request::get(url).body(Empty::new())?;
             let response = self.client.request(request).await?;
             if response.status() != StatusCode::OK {
                 return Err(FetchError::Status(response.status()));
             }
-            let body = Limited::new(response.into_body(), DOCUMENT_LIMIT);
+            let body = Limited::new(response.into_body(), limit);
             let whole = body.collect().await.map_err(FetchError::Body)?;
             Ok(whole.to_bytes())
         };

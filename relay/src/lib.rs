@@ -1,13 +1,15 @@
 //! The relay: a sidecar beside a frontend.
 //!
 //! It learns what the site's workers have cached (`sources`, `pools`), how loaded they are
-//! (`load`) and what the frontend serves (`frontend`, `card`, `catalog`), tells edges
+//! (`load`), what a Dynamo site says of itself (`discovery`) and what the frontend serves
+//! (`frontend`, `card`, `catalog`), tells edges
 //! (`publish`), and hands their requests to the frontend (`proxy`).
 
 mod admin;
 mod card;
 mod catalog;
 mod config;
+mod discovery;
 mod fetch;
 mod frontend;
 mod gossip;

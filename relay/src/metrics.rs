@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use kvgrid_core::event::engine::Refusal;
+use kvgrid_core::event::Refusal;
 use kvgrid_core::replication::Completeness;
 use kvgrid_core::residency::ResidencyStats;
 use kvgrid_core::{ModelId, ModelName};
@@ -17,6 +17,7 @@ use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
+use crate::card::{CardReport, CardState};
 use crate::frontend::Served;
 use crate::gossip::Gossip;
 use crate::load::Gateway;
@@ -30,6 +31,8 @@ pub(crate) struct Readings {
     pub(crate) pools: watch::Receiver<Vec<PoolReport>>,
     /// The frontend as of the last check.
     pub(crate) served: watch::Receiver<Served>,
+    /// The card as of now, and the model it is of, if one is wanted.
+    pub(crate) card: Option<(ModelName, watch::Receiver<CardReport>)>,
     /// What edges are told.
     pub(crate) hub: Hub,
     /// The requests under way.
@@ -68,6 +71,7 @@ impl Collector for Readings {
         page.gauge("edges", "Edges that follow", [(vec![], edges)])?;
         self.requests(&mut page)?;
         self.gossip(&mut page)?;
+        self.card(&mut page)?;
         let pools = self.pools.borrow();
         blocks(&mut page, &pools)?;
         events(&mut page, &pools)?;
@@ -98,6 +102,20 @@ impl Readings {
         ];
         let lost = lost.map(|(reason, count)| (vec![("reason", reason.to_owned())], count));
         page.counter("gossip_lost", "Datagrams to other relays not sent", lost)
+    }
+
+    fn card(&self, page: &mut Page<'_>) -> fmt::Result {
+        let states = self.card.iter().flat_map(|(model, report)| {
+            let now = report.borrow().state;
+            CardState::ALL.map(|state| {
+                let labels = vec![
+                    ("model", model.to_string()),
+                    ("state", card_state_name(state).to_owned()),
+                ];
+                (labels, u64::from(state == now))
+            })
+        });
+        page.gauge("card", "Where the model's card comes from", states)
     }
 
     fn requests(&self, page: &mut Page<'_>) -> fmt::Result {
@@ -179,6 +197,11 @@ fn events(page: &mut Page<'_>, pools: &[PoolReport]) -> fmt::Result {
         "Blocks that the messages stored or removed",
         pools.iter().map(|pool| (pool.labels(), pool.blocks)),
     )?;
+    page.counter(
+        "source_gaps",
+        "How often messages were lost for good",
+        pools.iter().map(|pool| (pool.labels(), pool.gaps)),
+    )?;
     let refused = pools.iter().flat_map(|pool| {
         Refusal::ALL.into_iter().map(|refusal| {
             let mut labels = pool.labels();
@@ -209,7 +232,10 @@ fn knowledge(page: &mut Page<'_>, pools: &[PoolReport]) -> fmt::Result {
     page.gauge(
         "pool_filter_blocks",
         "Blocks in the filter as of the last batch",
-        pools.iter().map(|pool| (pool.labels(), pool.told.blocks)),
+        pools.iter().map(|pool| {
+            let blocks = pool.told.map_or(0, |told| told.blocks);
+            (pool.labels(), blocks)
+        }),
     )?;
     let whole = |pool: &PoolReport| {
         let whole = pool.completeness == Completeness::Whole;
@@ -228,6 +254,17 @@ const fn state_name(state: FeedState) -> &'static str {
         FeedState::Whole => "whole",
         FeedState::Partial => "partial",
         FeedState::Gone => "gone",
+        FeedState::Unfit => "unfit",
+    }
+}
+
+const fn card_state_name(state: CardState) -> &'static str {
+    match state {
+        CardState::Missing => "missing",
+        CardState::Current => "current",
+        CardState::Remembered => "remembered",
+        CardState::Unsupported => "unsupported",
+        CardState::Unreachable => "unreachable",
     }
 }
 

@@ -6,10 +6,9 @@
 
 use std::sync::Arc;
 
-use kvgrid_core::event::Tier;
-use kvgrid_core::event::engine::Refusals;
+use kvgrid_core::event::{Refusals, Tier};
 use kvgrid_core::replication::Completeness;
-use kvgrid_core::residency::ResidencyStats;
+use kvgrid_core::residency::{PoolOp, ResidencyStats};
 use kvgrid_core::{Instant, ModelName};
 use kvgrid_runtime::Clock;
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -17,7 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{block_in_place, yield_now};
 
 use crate::config::{LimitsTable, SourceSettings};
-use crate::publish::{Hub, PoolPublisher, PoolSpec, PoolStatus};
+use crate::publish::{Hub, PoolPublisher, PoolShape, PoolSpec, PoolStatus};
 use crate::sources::{FeedState, SourceEvent};
 
 mod pool;
@@ -40,8 +39,9 @@ pub(crate) struct PoolReport {
     pub(crate) stats: ResidencyStats,
     /// How much it knows.
     pub(crate) completeness: Completeness,
-    /// What edges have been told, as of the last closed batch.
-    pub(crate) told: PoolStatus,
+    /// What edges have been told, as of the last closed batch; nothing while nobody knows what
+    /// its blocks look like.
+    pub(crate) told: Option<PoolStatus>,
     /// Its feeds, by state.
     pub(crate) feeds: Vec<(FeedState, u64)>,
     /// Messages that were applied.
@@ -50,6 +50,8 @@ pub(crate) struct PoolReport {
     pub(crate) blocks: u64,
     /// What could not be used of them.
     pub(crate) refused: Refusals,
+    /// How often messages were lost for good.
+    pub(crate) gaps: u64,
 }
 
 impl PoolReport {
@@ -73,14 +75,28 @@ struct Source {
     name: Arc<str>,
     model: ModelName,
     pool: Pool,
+    hub: Hub,
+    /// Where the pool is told to edges, once it is known what its blocks look like.
+    offer: Option<Offer>,
+    /// Pools that were offered before.
+    offers: u16,
+}
+
+struct Offer {
+    shape: PoolShape,
     publisher: PoolPublisher,
     /// How much the pool knows, as edges were told.
     told: Completeness,
 }
 
+/// Geometries that one offer of a pool may go through before its epochs come near the next
+/// offer's.
+const GENERATIONS_PER_OFFER: u16 = 256;
+
 impl Pools {
-    /// A pool for each source, offered by the hub and empty. `capacity` tells how many blocks
-    /// a model's workers have, where that is known.
+    /// A pool for each source, empty, and offered by the hub if it is known already what its
+    /// blocks look like. `capacity` tells how many blocks a model's workers have, where that
+    /// is known.
     pub(crate) fn new(
         sources: &[SourceSettings],
         limits: &LimitsTable,
@@ -88,20 +104,20 @@ impl Pools {
         capacity: impl Fn(&ModelName) -> Option<u64>,
         (events, clock): (mpsc::Receiver<SourceEvent>, Clock),
     ) -> Self {
-        let source = |settings: &SourceSettings| Source {
-            name: settings.name.as_str().into(),
-            model: settings.model.clone(),
-            pool: Pool::new(settings.feeds.len(), limits, clock.now()),
-            publisher: hub.pool(&PoolSpec {
+        let source = |settings: &SourceSettings| {
+            let (feeds, copies) = (settings.feeds.known(), settings.feeds.copies());
+            let mut source = Source {
+                name: settings.name.as_str().into(),
                 model: settings.model.clone(),
-                source: settings.name.clone(),
-                block_size: settings.block_size,
-                format: settings.format,
-                tier: Tier::Device,
-                closed: true,
-                capacity_blocks: capacity(&settings.model),
-            }),
-            told: Completeness::Partial,
+                pool: Pool::new(feeds, copies, limits, clock.now()),
+                hub: hub.clone(),
+                offer: None,
+                offers: 0,
+            };
+            if let Some(shape) = settings.shape {
+                source.offer(shape, capacity(&settings.model), clock.now());
+            }
+            source
         };
         let pools: Vec<_> = sources.iter().map(source).collect();
         let now = clock.now();
@@ -147,7 +163,16 @@ impl Pools {
         let Some(source) = self.pools.get_mut(place) else {
             return;
         };
-        let then = source.pool.handle(event, self.clock.now());
+        let now = self.clock.now();
+        if let SourceEvent::Shape {
+            shape,
+            capacity_blocks,
+            ..
+        } = event
+        {
+            source.offer(shape, capacity_blocks, now);
+        }
+        let then = source.pool.handle(event, now);
         loop {
             let more = source.work(self.clock.now());
             if !more {
@@ -174,55 +199,101 @@ impl Pools {
 }
 
 impl Source {
+    /// Offers the pool to edges as one of blocks of this shape, with all it holds.
+    fn offer(&mut self, shape: PoolShape, capacity_blocks: Option<u64>, now: Instant) {
+        if self
+            .offer
+            .as_ref()
+            .is_some_and(|offer| offer.shape == shape)
+        {
+            return;
+        }
+        // Another shape's pool is withdrawn: no edge may look for these blocks in it.
+        self.offer = None;
+        let publisher = self.hub.pool(&PoolSpec {
+            model: self.model.clone(),
+            source: self.name.to_string(),
+            shape,
+            tier: Tier::Device,
+            closed: true,
+            capacity_blocks,
+            generation: self.offers.wrapping_mul(GENERATIONS_PER_OFFER),
+        });
+        self.offers = self.offers.wrapping_add(1);
+        publisher.apply(self.pool.residency.published().map(PoolOp::Insert), now);
+        self.offer = Some(Offer {
+            shape,
+            publisher,
+            told: Completeness::Partial,
+        });
+    }
+
     /// Does a step's work and tells its changes; says whether more is left.
     fn work(&mut self, now: Instant) -> bool {
         let more = self.pool.residency.step(STEP);
-        self.publisher.apply(self.pool.residency.drain_ops(), now);
+        let changes = self.pool.residency.drain_ops();
+        match &self.offer {
+            Some(offer) => offer.publisher.apply(changes, now),
+            // Whoever offers the pool will tell all that it holds.
+            None => drop(changes),
+        }
         self.tell_due(now);
         more
     }
 
     fn tell_progress(&self, then: Then, now: Instant) {
+        let Some(Offer {
+            publisher: pool, ..
+        }) = &self.offer
+        else {
+            return;
+        };
         match then {
             Then::Nothing => {}
             Then::Applied {
                 publisher,
                 sequence,
-            } => self.publisher.applied(publisher, sequence, now),
-            Then::Forget { publisher } => self.publisher.forget(publisher, now),
+            } => pool.applied(publisher, sequence, now),
+            Then::Forget { publisher } => pool.forget(publisher, now),
         }
     }
 
     fn tell_due(&mut self, now: Instant) {
         let completeness = self.pool.completeness(now);
-        if self.told != completeness {
-            self.told = completeness;
-            self.publisher.set_completeness(completeness, now);
+        let Some(offer) = &mut self.offer else {
+            return;
+        };
+        if offer.told != completeness {
+            offer.told = completeness;
+            offer.publisher.set_completeness(completeness, now);
         }
-        self.publisher.handle_timeout(now);
-        if self.publisher.growth_is_due() {
+        offer.publisher.handle_timeout(now);
+        if offer.publisher.growth_is_due() {
             let live = || self.pool.residency.published();
-            unhurried(|| self.publisher.grow_if_due(live));
+            unhurried(|| offer.publisher.grow_if_due(live));
         }
     }
 
     fn due(&self, now: Instant) -> Option<Instant> {
         let incomplete = self.pool.incomplete_at(now);
-        let batch = self.publisher.poll_timeout();
+        let offer = self.offer.as_ref();
+        let batch = offer.and_then(|offer| offer.publisher.poll_timeout());
         incomplete.into_iter().chain(batch).min()
     }
 
     fn report(&self, now: Instant) -> PoolReport {
+        let offer = self.offer.as_ref();
         PoolReport {
             source: Arc::clone(&self.name),
             model: self.model.clone(),
             stats: self.pool.residency.stats(),
             completeness: self.pool.completeness(now),
-            told: self.publisher.status(),
+            told: offer.map(|offer| offer.publisher.status()),
             feeds: self.pool.feeds(),
             batches: self.pool.batches,
             blocks: self.pool.blocks,
             refused: self.pool.refused,
+            gaps: self.pool.gaps,
         }
     }
 }

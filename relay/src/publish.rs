@@ -25,7 +25,7 @@ use kvgrid_core::view::{CardDigest, ModelView};
 use kvgrid_runtime::Clock;
 use tokio::sync::watch;
 
-pub(crate) use pool::{PoolPublisher, PoolSpec, PoolStatus};
+pub(crate) use pool::{PoolPublisher, PoolShape, PoolSpec, PoolStatus};
 pub(crate) use session::serve;
 
 use crate::gossip::Members;
@@ -121,6 +121,12 @@ impl Hub {
             Arc::make_mut(pools).insert(pool.id(), Arc::clone(&pool));
         });
         PoolPublisher::new(pool, self.clone())
+    }
+
+    /// Pools that are offered now.
+    #[cfg(test)]
+    pub(crate) fn pools(&self) -> usize {
+        self.0.pools.borrow().len()
     }
 
     fn remove_pool(&self, pool: &Arc<Pool>) {

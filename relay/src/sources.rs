@@ -4,10 +4,13 @@
 //! slow, sources wait, their publishers' buffers fill, and what is dropped there shows up as a
 //! gap, which the source repairs or answers for.
 
-use kvgrid_core::event::engine::Refusals;
-use kvgrid_core::event::{KvEvent, WorkerKey};
+use kvgrid_core::event::{KvEvent, Refusals, WorkerKey};
 
+use crate::publish::PoolShape;
+
+pub(crate) mod dynamo_events;
 pub(crate) mod engine_zmq;
+mod zmq;
 
 /// Events on their way to the pool task. A batch may have thousands of blocks, so few fit.
 pub(crate) const CHANNEL_CAPACITY: usize = 64;
@@ -17,7 +20,7 @@ pub(crate) const CHANNEL_CAPACITY: usize = 64;
 pub(crate) struct FeedId {
     /// Place in the configuration's list of sources.
     pub(crate) source: usize,
-    /// Place in the source's list of endpoints.
+    /// Place in the source's list of endpoints, or the number it was given when it was found.
     pub(crate) endpoint: usize,
 }
 
@@ -32,11 +35,19 @@ pub(crate) enum FeedState {
     Partial,
     /// There is no publisher: it holds nothing, and that is known.
     Gone,
+    /// Its blocks have another form than the pool's, so that it is not followed.
+    Unfit,
 }
 
 impl FeedState {
     /// All of them.
-    pub(crate) const ALL: [Self; 4] = [Self::Connecting, Self::Whole, Self::Partial, Self::Gone];
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Connecting,
+        Self::Whole,
+        Self::Partial,
+        Self::Gone,
+        Self::Unfit,
+    ];
 }
 
 /// What sources tell the pool task.
@@ -48,6 +59,32 @@ pub(crate) enum SourceEvent {
         feed: FeedId,
         /// Its state from now on.
         state: FeedState,
+    },
+    /// A feed that was found is no more.
+    FeedEnded {
+        /// The feed.
+        feed: FeedId,
+    },
+    /// The source has found out what its blocks look like.
+    Shape {
+        /// A feed of the source.
+        feed: FeedId,
+        /// What all of them look like from now on.
+        shape: PoolShape,
+        /// Blocks that its workers have room for, where that is known.
+        capacity_blocks: Option<u64>,
+    },
+    /// Messages were lost for good.
+    Gap {
+        /// The feed they should have come by.
+        feed: FeedId,
+    },
+    /// A message that is none of the publisher's.
+    Refused {
+        /// The feed it came by.
+        feed: FeedId,
+        /// Why.
+        refused: Refusals,
     },
     /// One message of a publisher. It counts as applied even when it has no events.
     Batch {
@@ -76,6 +113,10 @@ impl SourceEvent {
     pub(crate) const fn feed(&self) -> FeedId {
         match self {
             Self::Feed { feed, .. }
+            | Self::FeedEnded { feed }
+            | Self::Shape { feed, .. }
+            | Self::Gap { feed }
+            | Self::Refused { feed, .. }
             | Self::Batch { feed, .. }
             | Self::PublisherGone { feed, .. } => *feed,
         }

@@ -10,7 +10,7 @@ use kvgrid_certs::{Accepts, NodeCredentials, read_grid_key};
 use kvgrid_core::filter::MixKey;
 use kvgrid_core::membership::Addresses;
 use kvgrid_core::replication::PublisherConfig;
-use kvgrid_core::{ModelName, RelayId};
+use kvgrid_core::{ModelId, ModelName, RelayId};
 use kvgrid_runtime::admin::{Admin, Health};
 use kvgrid_runtime::config::ConfigError;
 use kvgrid_runtime::http::{ListenError, listen};
@@ -23,16 +23,18 @@ use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 use crate::admin;
-use crate::card::SiteCard;
+use crate::card::{self, CardReport, SiteCard};
 use crate::catalog::{self, Offer};
-use crate::config::{self, Config};
+use crate::config::{self, CardSettings, Config, Feeds};
+use crate::discovery::{self, Sightings};
 use crate::frontend::{self, Served};
 use crate::gossip::{self, GenerationError, GenerationFile, Gossip, GossipConfig};
 use crate::load::{self, EngineReport, Gateway, Scraper};
 use crate::metrics::{self, Readings};
-use crate::pools::Pools;
+use crate::pools::{PoolReport, Pools};
 use crate::proxy::{self, Frontend, FrontendSettings, ProxyContext, ProxyLimits};
 use crate::publish::{self, Hub, HubConfig};
+use crate::sources::dynamo_events::{self, EventSettings, Usage};
 use crate::sources::{CHANNEL_CAPACITY, FeedId, engine_zmq};
 
 /// A relay that could start: everything that its configuration names was read.
@@ -80,9 +82,13 @@ impl Prepared {
         let relay = relay.clone();
         let key = read_grid_key(&identity.grid_key)
             .map_err(|error| ConfigError::key("identity.grid_key", &error))?;
-        let card = match (&config.file.card, &config.card) {
-            (Some(table), Some(settings)) => Some(SiteCard::read(table, settings)?),
-            _ => None,
+        let card = match &config.card {
+            Some(CardSettings::Dir {
+                model,
+                dir,
+                options,
+            }) => Some(SiteCard::read(dir, model, options)?),
+            Some(CardSettings::Dynamo { .. }) | None => None,
         };
         let frontend = Frontend::new(&FrontendSettings {
             url: config.frontend.clone(),
@@ -105,7 +111,7 @@ impl Prepared {
 
     fn models(&self) -> BTreeSet<ModelName> {
         let sources = self.config.sources.iter().map(|source| &source.model);
-        let card = self.config.card.iter().map(|card| &card.model);
+        let card = self.config.card.iter().map(CardSettings::model);
         sources.chain(card).cloned().collect()
     }
 }
@@ -221,12 +227,18 @@ impl Relay {
     fn start(self) -> Result<(Leaving, Option<ReadyFile>), RunError> {
         let gossip = self.gossip()?;
         let served = self.watch_frontend();
-        let engines = self.watch_load();
-        self.tell_catalog(served.clone(), engines);
-        let pools = self.follow_sources();
+        let sightings = self.watch_discovery();
+        let (pools, usage) = self.follow_sources(&sightings);
+        let engines = self.watch_load(usage);
+        let cards = self.follow_card(&sightings);
+        self.tell_catalog(cards.subscribe(), served.clone(), engines);
         let readings = Readings {
             pools: pools.clone(),
             served: served.clone(),
+            card: self.prepared.config.card.as_ref().map(|card| {
+                let model = card.model().clone();
+                (model, cards.subscribe())
+            }),
             hub: self.hub.clone(),
             gateway: self.gateway.clone(),
             gossip: gossip.clone(),
@@ -265,11 +277,40 @@ impl Relay {
         served
     }
 
-    fn watch_load(&self) -> watch::Receiver<Arc<EngineReport>> {
+    /// What each source's site says of itself, where it does.
+    fn watch_discovery(&self) -> BTreeMap<usize, Sightings> {
+        let mut sightings = BTreeMap::new();
+        for (source, settings) in self.prepared.config.sources.iter().enumerate() {
+            if let Feeds::DynamoEvents(discovery) = &settings.feeds {
+                let (sender, receiver) = watch::channel(None);
+                self.spawn("discovery", discovery::watch(discovery.clone(), sender));
+                sightings.insert(source, receiver);
+            }
+        }
+        sightings
+    }
+
+    fn follow_card(&self, sightings: &BTreeMap<usize, Sightings>) -> watch::Sender<CardReport> {
+        let card = self.prepared.card.clone();
+        let cards =
+            watch::Sender::new(card.map_or_else(CardReport::default, CardReport::configured));
+        if let Some(CardSettings::Dynamo { source, wanted }) = &self.prepared.config.card
+            && let Some(sightings) = sightings.get(source)
+        {
+            let following = card::follow(wanted.clone(), sightings.clone(), cards.clone());
+            self.spawn("card", following);
+        }
+        cards
+    }
+
+    fn watch_load(
+        &self,
+        usage: Vec<(ModelId, watch::Receiver<Usage>)>,
+    ) -> watch::Receiver<Arc<EngineReport>> {
         let (sender, engines) = watch::channel(Arc::default());
         let clock = self.clock;
         let pages = self.prepared.config.load_pages.clone();
-        let scraper = Scraper::new(pages, self.prepared.config.file.load.interval);
+        let scraper = Scraper::new(pages, self.prepared.config.file.load.interval, usage);
         let stop = self.tasks.token();
         self.spawn(
             "load scraper",
@@ -288,25 +329,52 @@ impl Relay {
 
     fn tell_catalog(
         &self,
+        cards: watch::Receiver<CardReport>,
         served: watch::Receiver<Served>,
         engines: watch::Receiver<Arc<EngineReport>>,
     ) {
         let offer = Offer {
             models: self.prepared.models(),
-            card: self.prepared.card.clone(),
         };
         let catalog = self.hub.catalog().clone();
-        self.spawn("catalog", catalog::tell(offer, served, engines, catalog));
+        let telling = catalog::tell(offer, cards, served, engines, catalog);
+        self.spawn("catalog", telling);
     }
 
-    fn follow_sources(&self) -> watch::Receiver<Vec<crate::pools::PoolReport>> {
+    fn follow_sources(
+        &self,
+        sightings: &BTreeMap<usize, Sightings>,
+    ) -> (
+        watch::Receiver<Vec<PoolReport>>,
+        Vec<(ModelId, watch::Receiver<Usage>)>,
+    ) {
         let (sender, events) = mpsc::channel(CHANNEL_CAPACITY);
         let config = &self.prepared.config;
+        let mut usages = Vec::new();
         for (source, settings) in config.sources.iter().enumerate() {
-            for (endpoint, feed) in settings.feeds.iter().enumerate() {
-                let id = FeedId { source, endpoint };
-                let following = engine_zmq::run(id, feed.clone(), sender.clone());
-                self.spawn("event feed", following);
+            match &settings.feeds {
+                Feeds::EngineZmq(feeds) => {
+                    for (endpoint, feed) in feeds.iter().enumerate() {
+                        let id = FeedId { source, endpoint };
+                        let following = engine_zmq::run(id, feed.clone(), sender.clone());
+                        self.spawn("event feed", following);
+                    }
+                }
+                Feeds::DynamoEvents(_) => {
+                    let Some(sightings) = sightings.get(&source).cloned() else {
+                        continue;
+                    };
+                    let settings = EventSettings {
+                        source,
+                        model: settings.model.clone(),
+                        shape: settings.shape,
+                        max_publishers: usize::from(config.file.limits.workers),
+                    };
+                    let usage = watch::Sender::new(Usage::default());
+                    usages.push((settings.model.id(), usage.subscribe()));
+                    let following = dynamo_events::run(settings, sightings, sender.clone(), usage);
+                    self.spawn("event source", following);
+                }
             }
         }
         let capacity = |model: &ModelName| {
@@ -324,7 +392,7 @@ impl Relay {
         if !config.sources.is_empty() {
             self.spawn("pools", pools.run());
         }
-        reports
+        (reports, usages)
     }
 
     /// Joins the other relays, and tells edges of them.
@@ -406,7 +474,7 @@ fn luck() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
 
-fn by_id(models: BTreeSet<ModelName>) -> BTreeMap<kvgrid_core::ModelId, ModelName> {
+fn by_id(models: BTreeSet<ModelName>) -> BTreeMap<ModelId, ModelName> {
     models.into_iter().map(|name| (name.id(), name)).collect()
 }
 

@@ -149,7 +149,7 @@ pub enum ContextMixin {
 }
 
 /// What a model directory doesn't say and an operator or a site's card must.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CardOptions {
     /// The name clients ask for.
     pub model: String,
@@ -254,6 +254,15 @@ impl Card {
     /// Makes the card of the model in `dir`.
     pub fn from_model_dir(dir: &std::path::Path, options: CardOptions) -> Result<Self, CardError> {
         model_dir::read(dir, options)
+    }
+
+    /// Makes the card of a model whose files are given by name, as they would be called in its
+    /// directory. Names that no card needs are refused; `options.chat_template` is not read.
+    pub fn from_files(
+        files: BTreeMap<String, Vec<u8>>,
+        options: CardOptions,
+    ) -> Result<Self, CardError> {
+        model_dir::of_files(files, options)
     }
 
     /// The contents of a file, if the model has it.

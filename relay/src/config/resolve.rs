@@ -1,28 +1,22 @@
 //! From what is written to what is meant.
 
-use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::num::NonZeroU32;
 use std::time::Duration;
 
 use http::Uri;
 use http::uri::Scheme;
 use kvgrid_core::ModelName;
-use kvgrid_core::block::HashFormat;
-use kvgrid_core::event::engine::DecoderConfig;
 use kvgrid_core::membership::{Addresses, Scope};
-use kvgrid_prompt::{CardOptions, ChatRules};
 use kvgrid_runtime::config::ConfigError;
 
-use super::{CardTable, ConfigFile, EndpointTable, SourceTable};
+use super::ConfigFile;
 use crate::proxy::Allowed;
-use crate::sources::engine_zmq::FeedConfig;
 
-/// Most endpoints of one source.
-const ENDPOINTS: usize = 4096;
+pub(crate) use card::CardSettings;
+pub(crate) use source::{Feeds, SourceSettings};
 
-/// Most sources.
-const SOURCES: usize = 64;
+mod card;
+mod source;
 
 /// Most seeds; all other relays are learnt from one that is alive.
 const SEEDS: usize = 64;
@@ -32,9 +26,6 @@ const PAGES: usize = 1024;
 
 /// Most requests at a time that may be configured.
 const MAX_REQUESTS: usize = 1 << 20;
-
-/// Most bytes of a source's name.
-const NAME_BYTES: usize = 63;
 
 /// The shortest of all intervals and waits: below it a relay would do little else.
 const SHORTEST: Duration = Duration::from_millis(10);
@@ -62,30 +53,6 @@ pub(crate) struct Config {
     pub(crate) admin: SocketAddr,
 }
 
-/// The card that the relay makes.
-#[derive(Clone, Debug)]
-pub(crate) struct CardSettings {
-    /// The name clients ask for.
-    pub(crate) model: ModelName,
-    /// What the model's directory doesn't say.
-    pub(crate) options: CardOptions,
-}
-
-/// A source and the pool it feeds.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct SourceSettings {
-    /// Unique among the relay's sources.
-    pub(crate) name: String,
-    /// The model whose blocks it tells of.
-    pub(crate) model: ModelName,
-    /// Tokens per block.
-    pub(crate) block_size: NonZeroU32,
-    /// How its blocks are hashed.
-    pub(crate) format: HashFormat,
-    /// Its publishers.
-    pub(crate) feeds: Vec<FeedConfig>,
-}
-
 impl ConfigFile {
     /// Checks everything that can be checked without touching the system, and fills in what
     /// was left out.
@@ -102,8 +69,10 @@ impl ConfigFile {
             Some(texts) => Allowed::parse(texts.iter().map(String::as_str)),
         };
         let allowed = allowed.map_err(|error| wrong("frontend.allow", error))?;
-        let card = file.card.as_ref().map(CardSettings::of).transpose()?;
-        let sources = resolve_sources(&mut file)?;
+        let sources = source::resolve_all(&mut file)?;
+        let card = file.card.as_mut();
+        let card = card.map(|table| CardSettings::of(table, &sources, &file.state));
+        let card = card.transpose()?;
         at_most("load.urls", file.load.urls.len(), PAGES)?;
         let pages = file.load.urls.iter();
         let load_pages = pages
@@ -146,9 +115,6 @@ impl ConfigFile {
         not_shorter("frontend.check_interval", self.frontend.check_interval)?;
         not_shorter("frontend.connect_timeout", self.frontend.connect_timeout)?;
         not_shorter("load.interval", self.load.interval)?;
-        for source in &self.sources {
-            not_shorter("source.gone_after", source.gone_after)?;
-        }
         if self.limits.entries == 0 || u32::try_from(self.limits.entries).is_err() {
             return Err(wrong("limits.entries", "is not between 1 and 4294967295"));
         }
@@ -161,125 +127,6 @@ impl ConfigFile {
         }
         Ok(())
     }
-}
-
-impl CardSettings {
-    /// What a table means.
-    pub(crate) fn of(table: &CardTable) -> Result<Self, ConfigError> {
-        let model = model_name("card.model", &table.model)?;
-        let mut options = CardOptions::new(model.as_str(), table.block_size);
-        options.eagle = table.eagle;
-        options.capacity_blocks = table.capacity_blocks.unwrap_or(0);
-        options.context_length = table.context_length;
-        options.lora.clone_from(&table.lora);
-        options.tokenizer_backend = table.tokenizer;
-        options.time_zone.clone_from(&table.time_zone);
-        options.chat_template.clone_from(&table.chat_template);
-        options.chat = ChatRules {
-            reasoning_parser: table.reasoning_parser.clone(),
-            tool_call_parser: table.tool_call_parser.clone(),
-            ..ChatRules::default()
-        };
-        Ok(Self { model, options })
-    }
-}
-
-fn resolve_sources(file: &mut ConfigFile) -> Result<Vec<SourceSettings>, ConfigError> {
-    at_most("source", file.sources.len(), SOURCES)?;
-    let mut names = BTreeSet::new();
-    let mut addresses = BTreeSet::new();
-    let mut resolved = Vec::new();
-    let entries = file.limits.entries;
-    for source in &mut file.sources {
-        let settings = resolve_source(source, file.card.as_ref(), entries)?;
-        if !names.insert(settings.name.clone()) {
-            let reason = format!("two sources are called {:?}", settings.name);
-            return Err(wrong("source.name", reason));
-        }
-        for feed in &settings.feeds {
-            if !addresses.insert(feed.events.clone()) {
-                let reason = format!("{} is there twice", feed.events);
-                return Err(wrong("source.endpoints.events", reason));
-            }
-        }
-        resolved.push(settings);
-    }
-    Ok(resolved)
-}
-
-fn resolve_source(
-    source: &mut SourceTable,
-    card: Option<&CardTable>,
-    entries: usize,
-) -> Result<SourceSettings, ConfigError> {
-    let missing = |key: &str| wrong(key, "is missing, and there is no card to tell it");
-    let name = source
-        .name
-        .get_or_insert_with(|| source.kind.name().to_owned());
-    check_name(name)?;
-    let model = source
-        .model
-        .get_or_insert_with(|| card.map_or_else(String::new, |c| c.model.clone()));
-    if model.is_empty() {
-        return Err(missing("source.model"));
-    }
-    let model = model_name("source.model", model)?;
-    let card = card.filter(|card| card.model == model.as_str());
-    let block_size = source.block_size.or(card.map(|card| card.block_size));
-    let block_size = block_size.ok_or_else(|| missing("source.block_size"))?;
-    let eagle = source
-        .eagle
-        .or(card.map(|card| card.eagle))
-        .unwrap_or(false);
-    if card.is_some_and(|card| card.block_size != block_size || card.eagle != eagle) {
-        let reason = "differs from the card's, so no prompt would match";
-        let key = if card.is_some_and(|card| card.eagle != eagle) {
-            "source.eagle"
-        } else {
-            "source.block_size"
-        };
-        return Err(wrong(key, reason));
-    }
-    (source.block_size, source.eagle) = (Some(block_size), Some(eagle));
-    let format = if eagle {
-        HashFormat::Eagle
-    } else {
-        HashFormat::Standard
-    };
-    let decoder = DecoderConfig {
-        block_size,
-        format,
-        max_salted: entries,
-    };
-    Ok(SourceSettings {
-        name: name.clone(),
-        model,
-        block_size,
-        format,
-        feeds: feeds(source, decoder)?,
-    })
-}
-
-fn feeds(source: &SourceTable, decoder: DecoderConfig) -> Result<Vec<FeedConfig>, ConfigError> {
-    if source.endpoints.is_empty() {
-        return Err(wrong("source.endpoints", "is empty"));
-    }
-    at_most("source.endpoints", source.endpoints.len(), ENDPOINTS)?;
-    let feed = |endpoint: &EndpointTable| {
-        zmq_address("source.endpoints.events", &endpoint.events)?;
-        if let Some(replay) = &endpoint.replay {
-            zmq_address("source.endpoints.replay", replay)?;
-        }
-        Ok(FeedConfig {
-            events: endpoint.events.clone(),
-            replay: endpoint.replay.clone(),
-            topic: source.topic.clone(),
-            rank: endpoint.rank,
-            gone_after: source.gone_after,
-            decoder,
-        })
-    };
-    source.endpoints.iter().map(feed).collect()
 }
 
 fn at_most(key: &str, found: usize, limit: usize) -> Result<(), ConfigError> {
@@ -297,17 +144,6 @@ fn not_shorter(key: &str, wait: Duration) -> Result<(), ConfigError> {
     Err(wrong(key, format!("is shorter than {SHORTEST:?}")))
 }
 
-fn check_name(name: &str) -> Result<(), ConfigError> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if name.is_empty() || name.len() > NAME_BYTES || !name.chars().all(allowed) {
-        let reason = format!(
-            "{name:?} is not 1 to {NAME_BYTES} letters, digits, dots, dashes and underscores"
-        );
-        return Err(wrong("source.name", reason));
-    }
-    Ok(())
-}
-
 fn model_name(key: &str, name: &str) -> Result<ModelName, ConfigError> {
     ModelName::new(name).map_err(|error| wrong(key, error))
 }
@@ -321,20 +157,6 @@ fn http_uri(key: &str, text: &str) -> Result<Uri, ConfigError> {
         return Err(wrong(key, reason));
     }
     Ok(uri)
-}
-
-fn zmq_address(key: &str, text: &str) -> Result<(), ConfigError> {
-    let port = text
-        .strip_prefix("tcp://")
-        .and_then(|address| address.rsplit_once(':'))
-        .filter(|(host, _)| !host.is_empty() && *host != "*")
-        .and_then(|(_, port)| port.parse::<u16>().ok())
-        .filter(|port| *port > 0);
-    if port.is_none() {
-        let reason = format!("{text:?} is not of the form tcp://host:port");
-        return Err(wrong(key, reason));
-    }
-    Ok(())
 }
 
 fn wrong(key: &str, reason: impl std::fmt::Display) -> ConfigError {

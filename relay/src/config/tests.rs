@@ -50,8 +50,11 @@ fn a_source_takes_from_the_card_what_it_does_not_say() {
     let source = &config.sources[0];
     assert_eq!(source.name, "engine-zmq");
     assert_eq!(source.model.as_str(), "tiny");
-    assert_eq!(source.block_size.get(), 16);
-    assert_eq!(source.feeds[0].gone_after, Duration::from_secs(5));
+    assert_eq!(source.shape.unwrap().block_size.get(), 16);
+    let Feeds::EngineZmq(feeds) = &source.feeds else {
+        panic!("{source:?}");
+    };
+    assert_eq!(feeds[0].gone_after, Duration::from_secs(5));
     assert_eq!(config.file.sources[0].model.as_deref(), Some("tiny"));
 }
 
@@ -61,7 +64,8 @@ fn a_source_without_a_card_says_all_itself() {
 
     let config = parse(&[IDENTITY, FRONTEND, SOURCE, more]).unwrap();
 
-    assert_eq!(config.sources[0].block_size.get(), 32);
+    let shape = config.sources[0].shape.unwrap();
+    assert_eq!(shape.block_size.get(), 32);
     assert_refused(&[IDENTITY, FRONTEND, SOURCE], "source.model: is missing");
     let nameless = "model = \"m\"\n";
     assert_refused(
@@ -110,6 +114,94 @@ fn what_can_not_be_meant_is_refused_by_key() {
         "load.urls: \"127.0.0.1\" is not",
     );
     refused("[load]\ninterval = \"1ms\"\n", "load.interval: is shorter");
+}
+
+const DYNAMO: &str = "[[source]]\nkind = \"dynamo-events\"\nnamespace = \"prod\"\n\
+    discovery = { kind = \"file\", root = \"/run/dynamo\" }\n";
+
+const DYNAMO_CARD: &str = "[card]\nmodel = \"tiny\"\nfrom = \"dynamo\"\n";
+
+#[test]
+fn a_source_and_a_card_may_leave_it_to_the_sites_workers() {
+    let config = parse(&[IDENTITY, FRONTEND, DYNAMO_CARD, DYNAMO]).unwrap();
+
+    let source = &config.sources[0];
+    assert_eq!(
+        (source.name.as_str(), source.shape),
+        ("dynamo-events", None)
+    );
+    let Feeds::DynamoEvents(discovery) = &source.feeds else {
+        panic!("{source:?}");
+    };
+    assert_eq!(discovery.interval, Duration::from_millis(500));
+    assert_eq!(discovery.dead_after, Duration::from_secs(10));
+    assert_eq!(discovery.scope.namespace, "prod");
+    let Some(CardSettings::Dynamo { source: 0, wanted }) = &config.card else {
+        panic!("{:?}", config.card);
+    };
+    assert_eq!(wanted.state, Path::new("/var/lib/kvgrid"));
+    let fixed = parse(&[IDENTITY, FRONTEND, CARD, DYNAMO]).unwrap();
+    assert_eq!(fixed.sources[0].shape.unwrap().block_size.get(), 16);
+}
+
+#[test]
+fn keys_of_another_kind_are_refused_by_name() {
+    let refused = |tables: &[&str], sentence| {
+        assert_refused(&[IDENTITY, FRONTEND, &tables.concat()], sentence);
+    };
+
+    refused(
+        &[CARD, SOURCE, "namespace = \"prod\"\n"],
+        "source.namespace: is for sources of kind \"dynamo-events\"",
+    );
+    refused(
+        &[CARD, DYNAMO, "gone_after = \"1s\"\n"],
+        "source.gone_after: is for sources of kind \"engine-zmq\"",
+    );
+    refused(
+        &[CARD, DYNAMO, "endpoints = [{ events = \"tcp://a:1\" }]\n"],
+        "source.endpoints: is for sources of kind \"engine-zmq\"",
+    );
+    refused(
+        &[DYNAMO_CARD, "block_size = 16\n", DYNAMO],
+        "card.block_size: is what the workers say themselves",
+    );
+}
+
+#[test]
+fn what_a_kind_needs_is_asked_for_by_name() {
+    let refused = |tables: &[&str], sentence| {
+        assert_refused(&[IDENTITY, FRONTEND, &tables.concat()], sentence);
+    };
+    let kind = "[[source]]\nkind = \"dynamo-events\"\n";
+
+    refused(&[CARD, kind], "source.discovery: is missing");
+    refused(
+        &[
+            CARD,
+            kind,
+            "discovery = { kind = \"file\", root = \"/d\" }\n",
+        ],
+        "source.namespace: is missing",
+    );
+    refused(
+        &[
+            CARD,
+            kind,
+            "discovery = { kind = \"etcd\", root = \"/d\" }\n",
+        ],
+        "source.discovery.kind: unknown variant `etcd`",
+    );
+    refused(&[DYNAMO_CARD], "card.from: is \"dynamo\", but no source");
+    refused(
+        &[DYNAMO_CARD, SOURCE],
+        "source.block_size: is missing, and there is no card to tell it",
+    );
+    refused(&["[card]\nmodel = \"tiny\"\n"], "card.dir: is missing");
+    refused(
+        &[CARD, "[[source]]\nkind = \"engine-zmq\"\n"],
+        "source.endpoints: is missing or empty",
+    );
 }
 
 #[test]

@@ -91,7 +91,11 @@ impl Page {
 }
 
 /// Merges the pages of one round of scrapes, each named by its worker, into engine loads.
-pub(crate) fn merge(pages: &[(u64, Instant, Page)]) -> Vec<EngineLoad> {
+/// `usage` is the share of the KV cache in use, by model, for pages that don't tell it.
+pub(crate) fn merge(
+    pages: &[(u64, Instant, Page)],
+    usage: &BTreeMap<ModelId, f32>,
+) -> Vec<EngineLoad> {
     let mut loads = Vec::new();
     for (worker, at, page) in pages {
         for ((model, rank), part) in &page.engines {
@@ -102,7 +106,8 @@ pub(crate) fn merge(pages: &[(u64, Instant, Page)]) -> Vec<EngineLoad> {
     for (worker, at, page) in pages {
         for (model, part) in &page.frontend {
             if !by_engine.contains(model) {
-                loads.extend(part.of_frontend().load(*model, *worker, 0, *at));
+                let part = part.of_frontend(usage.get(model).copied());
+                loads.extend(part.load(*model, *worker, 0, *at));
             }
         }
     }
@@ -111,9 +116,10 @@ pub(crate) fn merge(pages: &[(u64, Instant, Page)]) -> Vec<EngineLoad> {
 
 impl Part {
     /// A frontend counts those that wait among those in flight.
-    fn of_frontend(self) -> Self {
+    fn of_frontend(self, kv_use: Option<f32>) -> Self {
         let waiting = self.waiting.unwrap_or(0);
         Self {
+            kv_use: self.kv_use.or(kv_use),
             running: self.running.map(|all| all.saturating_sub(waiting)),
             ..self
         }
@@ -182,7 +188,7 @@ mod tests {
             .zip(pages)
             .map(|(worker, text)| (worker, Instant::ZERO, Page::parse(text)))
             .collect();
-        merge(&pages)
+        merge(&pages, &BTreeMap::new())
     }
 
     #[test]
@@ -209,6 +215,20 @@ mod tests {
         assert_eq!((loads[0].running, loads[0].waiting), (5, 2));
         let blocks: Vec<_> = Page::parse(FRONTEND).kv_blocks().collect();
         assert_eq!(blocks, [(model(), 2048)]);
+    }
+
+    #[test]
+    fn what_workers_say_of_their_use_stands_beside_the_frontends_counts() {
+        let page = |text| (1, Instant::ZERO, Page::parse(text));
+        let usage = BTreeMap::from([(model(), 0.25)]);
+
+        let frontend = merge(&[page(FRONTEND)], &usage);
+        let engine = merge(&[page(ENGINE)], &usage);
+        let nobody = merge(&[], &usage);
+
+        assert_eq!(frontend[0].kv_use, Some(0.25));
+        assert_eq!(engine[0].kv_use, Some(0.5), "the engine knows better");
+        assert_eq!(nobody, [], "how full a cache is says nothing of requests");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use tracing::{info, warn};
 
 use super::engine::{Page, merge};
 use crate::fetch::{FetchError, Fetcher};
+use crate::sources::dynamo_events::Usage;
 
 /// What the last round of scrapes told.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,6 +31,7 @@ pub(crate) struct Scraper {
     targets: Vec<Target>,
     interval: Duration,
     fetcher: Fetcher,
+    usage: Vec<(ModelId, watch::Receiver<Usage>)>,
 }
 
 struct Target {
@@ -40,8 +42,12 @@ struct Target {
 }
 
 impl Scraper {
-    /// A scraper of these pages.
-    pub(crate) fn new(urls: Vec<Uri>, interval: Duration) -> Self {
+    /// A scraper of these pages. `usage` is what models' workers say themselves.
+    pub(crate) fn new(
+        urls: Vec<Uri>,
+        interval: Duration,
+        usage: Vec<(ModelId, watch::Receiver<Usage>)>,
+    ) -> Self {
         let target = |url: Uri| Target {
             worker: kvgrid_core::id::name_hash(&url.to_string()),
             url,
@@ -51,6 +57,7 @@ impl Scraper {
             targets: urls.into_iter().map(target).collect(),
             interval,
             fetcher: Fetcher::new(),
+            usage,
         }
     }
 
@@ -68,8 +75,15 @@ impl Scraper {
             let Some(pages) = stop.run_until_cancelled(self.round(&clock)).await else {
                 return;
             };
-            report.send_replace(Arc::new(summarise(&pages)));
+            report.send_replace(Arc::new(summarise(&pages, &self.shares())));
         }
+    }
+
+    fn shares(&self) -> BTreeMap<ModelId, f32> {
+        let share = |(model, usage): &(ModelId, watch::Receiver<Usage>)| {
+            Some((*model, usage.borrow().share()?))
+        };
+        self.usage.iter().filter_map(share).collect()
     }
 
     async fn round(&mut self, clock: &impl Fn() -> Instant) -> Vec<(u64, Instant, Page)> {
@@ -108,8 +122,8 @@ impl Target {
     }
 }
 
-fn summarise(pages: &[(u64, Instant, Page)]) -> EngineReport {
-    let engines = merge(pages);
+fn summarise(pages: &[(u64, Instant, Page)], usage: &BTreeMap<ModelId, f32>) -> EngineReport {
+    let engines = merge(pages, usage);
     let mut kv_blocks = BTreeMap::new();
     for (_, _, page) in pages {
         kv_blocks.extend(page.kv_blocks());

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use kvgrid_core::Instant;
-use kvgrid_core::event::engine::Refusals;
-use kvgrid_core::event::{Tier, WorkerKey};
+use kvgrid_core::event::{Refusals, Tier, WorkerKey};
 use kvgrid_core::replication::Completeness;
 use kvgrid_core::residency::{Copies, Residency, ResidencyConfig};
 
@@ -34,7 +33,7 @@ pub(super) enum Then {
 /// What one source's workers hold on their accelerators.
 pub(super) struct Pool {
     pub(super) residency: Residency,
-    feeds: Vec<FeedState>,
+    feeds: BTreeMap<usize, FeedState>,
     /// Ranks that a publisher has spoken for.
     ranks: BTreeMap<u64, BTreeSet<u32>>,
     max_ranks: usize,
@@ -47,19 +46,23 @@ pub(super) struct Pool {
     pub(super) blocks: u64,
     /// What could not be used of them.
     pub(super) refused: Refusals,
+    /// How often messages were lost for good.
+    pub(super) gaps: u64,
 }
 
 impl Pool {
-    /// A pool of `feeds` feeds that have told nothing yet.
-    pub(super) fn new(feeds: usize, limits: &LimitsTable, now: Instant) -> Self {
+    /// A pool of `feeds` feeds that have told nothing yet; more may be found.
+    pub(super) fn new(feeds: usize, copies: Copies, limits: &LimitsTable, now: Instant) -> Self {
         Self {
             residency: Residency::new(ResidencyConfig {
                 tier: Tier::Device,
-                copies: Copies::Counted,
+                copies,
                 max_entries: limits.entries,
                 max_workers: limits.workers,
             }),
-            feeds: vec![FeedState::Connecting; feeds],
+            feeds: (0..feeds)
+                .map(|feed| (feed, FeedState::Connecting))
+                .collect(),
             ranks: BTreeMap::new(),
             max_ranks: usize::from(limits.workers),
             partial_after: limits.partial_after,
@@ -67,6 +70,7 @@ impl Pool {
             batches: 0,
             blocks: 0,
             refused: Refusals::default(),
+            gaps: 0,
         }
     }
 
@@ -74,12 +78,25 @@ impl Pool {
     pub(super) fn handle(&mut self, event: SourceEvent, now: Instant) -> Then {
         match event {
             SourceEvent::Feed { feed, state } => {
-                if let Some(known) = self.feeds.get_mut(feed.endpoint) {
-                    *known = state;
-                }
+                self.feeds.insert(feed.endpoint, state);
                 self.note_whether_whole(now);
                 Then::Nothing
             }
+            SourceEvent::FeedEnded { feed } => {
+                self.feeds.remove(&feed.endpoint);
+                self.note_whether_whole(now);
+                Then::Nothing
+            }
+            SourceEvent::Gap { .. } => {
+                self.gaps += 1;
+                Then::Nothing
+            }
+            SourceEvent::Refused { refused, .. } => {
+                self.refused.add(&refused);
+                Then::Nothing
+            }
+            // Hashes are the same to residency whatever they are of.
+            SourceEvent::Shape { .. } => Then::Nothing,
             SourceEvent::PublisherGone { publisher, .. } => {
                 for rank in self.ranks.remove(&publisher).unwrap_or_default() {
                     self.residency.drop_worker(WorkerKey { publisher, rank });
@@ -131,15 +148,18 @@ impl Pool {
     /// How many feeds are in which state.
     pub(super) fn feeds(&self) -> Vec<(FeedState, u64)> {
         let count = |state| {
-            let feeds = self.feeds.iter().filter(|feed| **feed == state);
+            let feeds = self.feeds.values().filter(|feed| **feed == state);
             (state, feeds.map(|_| 1).sum())
         };
         FeedState::ALL.map(count).to_vec()
     }
 
     fn note_whether_whole(&mut self, now: Instant) {
-        let known = |state: &FeedState| matches!(state, FeedState::Whole | FeedState::Gone);
-        if self.feeds.iter().all(known) {
+        let known = |state: &FeedState| match state {
+            FeedState::Whole | FeedState::Gone | FeedState::Unfit => true,
+            FeedState::Connecting | FeedState::Partial => false,
+        };
+        if self.feeds.values().all(known) {
             self.partial_since = None;
         } else {
             self.partial_since.get_or_insert(now);
@@ -167,7 +187,7 @@ mod tests {
     }
 
     fn pool(feeds: usize) -> Pool {
-        Pool::new(feeds, &LimitsTable::default(), at(0))
+        Pool::new(feeds, Copies::Counted, &LimitsTable::default(), at(0))
     }
 
     fn stored(publisher: u64, rank: u32, sequence: u64, local: u64) -> SourceEvent {
@@ -247,6 +267,19 @@ mod tests {
     }
 
     #[test]
+    fn a_feed_that_was_found_counts_until_it_ends() {
+        let mut pool = pool(0);
+        let (found, state) = (feed(7), FeedState::Partial);
+
+        pool.handle(SourceEvent::Feed { feed: found, state }, at(1));
+        let with = pool.completeness(at(1));
+        pool.handle(SourceEvent::FeedEnded { feed: found }, at(2));
+
+        assert_eq!(with, Completeness::Partial);
+        assert_eq!(pool.completeness(at(2)), Completeness::Whole);
+    }
+
+    #[test]
     fn a_pool_that_stays_partial_is_incomplete_in_the_end() {
         let pool = pool(1);
 
@@ -262,7 +295,7 @@ mod tests {
             workers: 1,
             ..LimitsTable::default()
         };
-        let mut pool = Pool::new(1, &limits, at(0));
+        let mut pool = Pool::new(1, Copies::Counted, &limits, at(0));
         pool.handle(stored(7, 0, 0, 1), at(0));
 
         pool.handle(stored(7, 1, 1, 2), at(0));

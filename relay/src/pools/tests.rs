@@ -1,3 +1,4 @@
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use kvgrid_core::block::{BlockHash, HashFormat};
@@ -7,6 +8,7 @@ use kvgrid_core::replication::PublisherConfig;
 use tokio::task::JoinSet;
 
 use super::*;
+use crate::config::Feeds;
 use crate::load::Gateway;
 use crate::publish::HubConfig;
 use crate::sources::FeedId;
@@ -16,15 +18,25 @@ const FEED: FeedId = FeedId {
     endpoint: 0,
 };
 
+const SHAPE: PoolShape = PoolShape {
+    block_size: NonZeroU32::new(16).unwrap(),
+    format: HashFormat::Standard,
+};
+
 struct Site {
     events: mpsc::Sender<SourceEvent>,
     reports: watch::Receiver<Vec<PoolReport>>,
     sequence: u64,
+    hub: Hub,
     _task: JoinSet<()>,
 }
 
 impl Site {
     fn start() -> Self {
+        Self::start_with(Some(SHAPE))
+    }
+
+    fn start_with(shape: Option<PoolShape>) -> Self {
         let clock = Clock::start();
         let hub = Hub::new(HubConfig {
             key: Arc::new(MixKey::from_bytes(&[7; 32])),
@@ -36,9 +48,8 @@ impl Site {
         let source = SourceSettings {
             name: "engines".to_owned(),
             model: ModelName::new("tiny").unwrap(),
-            block_size: 16.try_into().unwrap(),
-            format: HashFormat::Standard,
-            feeds: Vec::new(),
+            shape,
+            feeds: Feeds::EngineZmq(Vec::new()),
         };
         let (events, receiver) = mpsc::channel(4);
         let limits = LimitsTable::default();
@@ -50,8 +61,13 @@ impl Site {
             events,
             reports,
             sequence: 0,
+            hub,
             _task: task,
         }
+    }
+
+    fn hub_pools(&self) -> usize {
+        self.hub.pools()
     }
 
     /// Blocks of one prompt, each the child of the one before it.
@@ -88,16 +104,20 @@ impl Site {
     }
 }
 
+fn told_blocks(pool: &PoolReport) -> u64 {
+    pool.told.map_or(0, |told| told.blocks)
+}
+
 #[tokio::test]
 async fn what_a_source_tells_is_published_and_withdrawn() {
     let mut site = Site::start();
 
     site.store(7, 0..10).await;
-    let stored = site.until(|pool| pool.told.blocks == 10).await;
+    let stored = site.until(|pool| told_blocks(pool) == 10).await;
     let (feed, publisher) = (FEED, 7);
     let gone = SourceEvent::PublisherGone { feed, publisher };
     site.events.send(gone).await.unwrap();
-    let empty = site.until(|pool| pool.told.blocks == 0).await;
+    let empty = site.until(|pool| told_blocks(pool) == 0).await;
 
     assert_eq!((stored.stats.published, stored.batches), (10, 1));
     assert_eq!((empty.stats.published, empty.stats.held), (0, 0));
@@ -110,7 +130,7 @@ async fn a_pool_of_unknown_size_grows_and_keeps_its_blocks() {
     for start in (0..40_000).step_by(4000) {
         site.store(7, start..start + 4000).await;
     }
-    let grown = site.until(|pool| pool.told.blocks == 40_000).await;
+    let grown = site.until(|pool| told_blocks(pool) == 40_000).await;
 
     assert_eq!(grown.stats.published, 40_000);
 }
@@ -124,7 +144,10 @@ async fn feeds_states_make_the_pools_completeness() {
         .send(SourceEvent::Feed { feed: FEED, state })
         .await
         .unwrap();
-    let whole = |pool: &PoolReport| pool.told.completeness == Completeness::Whole;
+    let whole = |pool: &PoolReport| {
+        let told = pool.told.map(|told| told.completeness);
+        told == Some(Completeness::Whole)
+    };
     let pool = site.until(whole).await;
 
     assert_eq!(pool.completeness, Completeness::Whole);
@@ -143,4 +166,30 @@ async fn an_event_of_an_unknown_source_is_ignored() {
     site.store(7, 0..1).await;
 
     site.until(|pool| pool.batches == 1).await;
+}
+
+#[tokio::test]
+async fn a_pool_is_offered_with_all_it_holds_once_its_shape_is_known() {
+    let mut site = Site::start_with(None);
+    site.store(7, 0..10).await;
+    let unknown = site.until(|pool| pool.stats.published == 10).await;
+
+    let shape = |block_size: u32| SourceEvent::Shape {
+        feed: FEED,
+        shape: PoolShape {
+            block_size: block_size.try_into().unwrap(),
+            ..SHAPE
+        },
+        capacity_blocks: Some(1000),
+    };
+    site.events.send(shape(16)).await.unwrap();
+    let known = site.until(|pool| told_blocks(pool) == 10).await;
+    site.events.send(shape(32)).await.unwrap();
+    let epoch = known.told.unwrap().epoch;
+    let other = |pool: &PoolReport| pool.told.is_some_and(|told| told.epoch != epoch);
+    let changed = site.until(other).await;
+
+    assert_eq!(unknown.told, None);
+    assert_eq!(site.hub_pools(), 1, "the other shape's pool is withdrawn");
+    assert_ne!(changed.told.unwrap().epoch, epoch);
 }

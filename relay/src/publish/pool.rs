@@ -20,6 +20,15 @@ use super::{Hub, HubConfig};
 /// grows when it must.
 const UNKNOWN_CAPACITY: u64 = 10_000;
 
+/// What all blocks of a pool look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PoolShape {
+    /// Tokens of a block.
+    pub(crate) block_size: NonZeroU32,
+    /// How its blocks are hashed.
+    pub(crate) format: HashFormat,
+}
+
 /// What a pool is of.
 #[derive(Clone, Debug)]
 pub(crate) struct PoolSpec {
@@ -27,16 +36,16 @@ pub(crate) struct PoolSpec {
     pub(crate) model: ModelName,
     /// The configured source that feeds it.
     pub(crate) source: String,
-    /// Tokens of a block.
-    pub(crate) block_size: NonZeroU32,
-    /// How its blocks are hashed.
-    pub(crate) format: HashFormat,
+    /// What its blocks look like.
+    pub(crate) shape: PoolShape,
     /// Where the blocks are kept.
     pub(crate) tier: Tier,
     /// Whether a block is published only while all before it are.
     pub(crate) closed: bool,
     /// Blocks that there can be, where known.
     pub(crate) capacity_blocks: Option<u64>,
+    /// Sets apart the lives of a pool that is withdrawn and offered again by one relay.
+    pub(crate) generation: u16,
 }
 
 impl PoolSpec {
@@ -50,7 +59,7 @@ impl PoolSpec {
         let _ = write!(
             name,
             "{}/{:?}/{:?}",
-            self.block_size, self.format, self.tier
+            self.shape.block_size, self.shape.format, self.tier
         );
         PoolId::of_text(&name)
     }
@@ -77,7 +86,7 @@ impl Pool {
         let capacity = spec.capacity_blocks.unwrap_or(UNKNOWN_CAPACITY);
         let geometry = Geometry::for_capacity(capacity, config.key.id());
         let table = Replacement::empty(Arc::clone(&config.key), geometry);
-        let epoch = Epoch::new(config.incarnation, 0);
+        let epoch = Epoch::new(config.incarnation, spec.generation);
         let mut publisher = Publisher::new(config.publisher, table, epoch);
         publisher.set_completeness(Completeness::Partial, config.clock.now());
         publisher.close();
@@ -86,8 +95,8 @@ impl Pool {
                 id: spec.id(),
                 model: spec.model.id(),
                 source: spec.source.as_str().into(),
-                block_size: spec.block_size,
-                format: spec.format,
+                block_size: spec.shape.block_size,
+                format: spec.shape.format,
                 tier: spec.tier,
                 closed: spec.closed,
                 replica: ReplicaView::default(),

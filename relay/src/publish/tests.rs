@@ -34,11 +34,14 @@ fn spec() -> PoolSpec {
     PoolSpec {
         model: ModelName::new("org/model").unwrap(),
         source: "engines".into(),
-        block_size: NonZeroU32::new(16).unwrap(),
-        format: HashFormat::Standard,
+        shape: PoolShape {
+            block_size: NonZeroU32::new(16).unwrap(),
+            format: HashFormat::Standard,
+        },
         tier: Tier::Device,
         closed: true,
         capacity_blocks: None,
+        generation: 0,
     }
 }
 

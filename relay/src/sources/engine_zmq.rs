@@ -16,15 +16,14 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 
+use super::zmq::{Heard, Numbered, Replay, SocketError, Subscription};
 use super::{FeedId, FeedState, SourceEvent};
 
 mod position;
-mod socket;
 #[cfg(test)]
 mod tests;
 
 use position::{Live, Position, Replayed};
-use socket::{Heard, Numbered, Replay, SocketError, Subscription};
 
 /// When a subscription is surely in place; what was published before it may have been missed.
 const FIRST_CHECK: Duration = Duration::from_millis(500);
@@ -189,6 +188,7 @@ impl Feed {
                 sequence = message.sequence,
                 "Gap not repaired: blocks dropped"
             );
+            self.events.send(SourceEvent::Gap { feed: self.id }).await?;
             self.end_life(FeedState::Connecting).await?;
             // What the publisher still has is better than nothing.
             self.begin_or_catch_up().await?;

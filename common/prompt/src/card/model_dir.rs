@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::files::check_size;
+use super::files::{NAMES, check_size};
 use super::{Card, CardError, CardOptions, Software};
 
 /// The fields of config.json that matter; the rest is skipped unread.
@@ -52,6 +52,30 @@ pub(super) fn read(dir: &Path, options: CardOptions) -> Result<Card, CardError> 
     Ok(assemble(options, config, files))
 }
 
+/// The file with the model's architecture, which no card carries.
+const CONFIG: &str = "config.json";
+
+pub(super) fn of_files(
+    mut files: BTreeMap<String, Vec<u8>>,
+    options: CardOptions,
+) -> Result<Card, CardError> {
+    let config = files.remove(CONFIG);
+    let mut total = 0;
+    for (name, bytes) in &files {
+        if !NAMES.contains(&name.as_str()) {
+            return Err(CardError::Malformed(format!("file {name:?}")));
+        }
+        total += bytes.len();
+        check_size(total)?;
+    }
+    if !files.contains_key("tokenizer.json") {
+        return Err(CardError::MissingFile("tokenizer.json"));
+    }
+    let config = config.map_or_else(|| Ok(Config::default()), |bytes| parse_config(&bytes))?;
+    let files = files.into_iter().map(|(name, bytes)| (name, bytes.into()));
+    Ok(assemble(options, config, files.collect()))
+}
+
 fn assemble(options: CardOptions, config: Config, files: BTreeMap<String, Arc<[u8]>>) -> Card {
     let length = config.max_position_embeddings.or(config
         .text_config
@@ -77,11 +101,13 @@ fn assemble(options: CardOptions, config: Config, files: BTreeMap<String, Arc<[u
 }
 
 fn config(dir: &Path) -> Result<Config, CardError> {
-    let Some(bytes) = read_file(&dir.join("config.json"))? else {
-        return Ok(Config::default());
-    };
-    serde_json::from_slice(&finite(&bytes)).map_err(|error| CardError::BadFile {
-        file: "config.json",
+    let bytes = read_file(&dir.join(CONFIG))?;
+    bytes.map_or_else(|| Ok(Config::default()), |bytes| parse_config(&bytes))
+}
+
+fn parse_config(bytes: &[u8]) -> Result<Config, CardError> {
+    serde_json::from_slice(&finite(bytes)).map_err(|error| CardError::BadFile {
+        file: CONFIG,
         reason: error.to_string(),
     })
 }

@@ -34,6 +34,25 @@ fn a_card_takes_what_the_model_directory_says() {
 }
 
 #[test]
+fn files_make_the_same_card_as_their_directory() {
+    let read = |name: &str| fs::read(fixture().join(name)).unwrap();
+    let names = ["config.json", "tokenizer.json", "tokenizer_config.json"];
+    let files = names.map(|name| (name.to_owned(), read(name)));
+
+    let made = Card::from_files(files.clone().into(), options()).unwrap();
+
+    assert_eq!(made.encode(), card().encode());
+    let mut odd: BTreeMap<_, _> = files.into();
+    odd.insert("weights.bin".into(), Vec::new());
+    assert!(Card::from_files(odd, options()).is_err());
+    let none = Card::from_files(BTreeMap::new(), options()).unwrap_err();
+    assert_eq!(
+        none.to_string(),
+        "the model directory has no tokenizer.json"
+    );
+}
+
+#[test]
 fn a_card_survives_its_encoding_and_keeps_its_digest() {
     let mut card = card();
     card.chat.template_args =

@@ -1,0 +1,415 @@
+//! KV events over Dynamo's own event plane, each publisher heard at its own ZeroMQ socket.
+//!
+//! Discovery tells who publishes; one task follows each publisher for as long as it lives there
+//! (`follow`), and another what it says of its use (`usage`). The plane has no memory: a
+//! publisher that was there before the relay is known whole only if it has said nothing yet,
+//! and what was lost stays lost. A worker that starts anew is another publisher and heals that.
+//!
+//! Publishers of other models, and of blocks of another size than the pool's, are not followed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvgrid_core::ModelName;
+use kvgrid_core::block::HashFormat;
+use kvgrid_core::event::dynamo::{KV_EVENTS, KV_METRICS};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::{FeedId, FeedState, SourceEvent};
+use crate::discovery::{Publisher, ServedModel, Sighting, Sightings, Transport, WorkerRank};
+use crate::publish::PoolShape;
+
+mod follow;
+mod position;
+#[cfg(test)]
+mod tests;
+mod usage;
+
+pub(crate) use usage::Usage;
+
+use follow::{Closed, Follow};
+
+/// What a source of this kind is told.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct EventSettings {
+    /// The source's place in the configuration.
+    pub(crate) source: usize,
+    /// The model whose blocks it tells of.
+    pub(crate) model: ModelName,
+    /// What its blocks look like, if the configuration says so.
+    pub(crate) shape: Option<PoolShape>,
+    /// Most publishers at a time.
+    pub(crate) max_publishers: usize,
+}
+
+/// The feed that stands for discovery itself while that can't be read.
+const DISCOVERY: usize = 0;
+
+/// Ids of dead publishers that are remembered, so that one that comes back is not new.
+const REMEMBERED: usize = 65_536;
+
+/// Follows a site's publishers until the pool task is gone.
+pub(crate) async fn run(
+    settings: EventSettings,
+    sightings: Sightings,
+    events: mpsc::Sender<SourceEvent>,
+    usage: watch::Sender<Usage>,
+) {
+    let source = Source {
+        shape: settings.shape,
+        discovery: Some(FeedState::Connecting),
+        followed: BTreeMap::new(),
+        listened: BTreeMap::new(),
+        gone: BTreeSet::new(),
+        replaced: BTreeSet::new(),
+        next_feed: DISCOVERY + 1,
+        looks: 0,
+        tasks: JoinSet::new(),
+        settings,
+        events,
+        usage,
+    };
+    // The only error is that nobody listens any more.
+    let Err(Closed) = source.run(sightings).await;
+}
+
+struct Source {
+    settings: EventSettings,
+    /// What the pool's blocks look like, once that is known.
+    shape: Option<PoolShape>,
+    /// The state of discovery's own feed; `None` while there is nothing wrong with it.
+    discovery: Option<FeedState>,
+    followed: BTreeMap<u64, Followed>,
+    /// Publishers of use, with what stops the task that listens.
+    listened: BTreeMap<u64, CancellationToken>,
+    /// Publishers that were followed and are so no more; the early ones are forgotten.
+    gone: BTreeSet<u64>,
+    /// Publishers whose rank speaks by another one now, whatever discovery says.
+    replaced: BTreeSet<u64>,
+    next_feed: usize,
+    /// Counts sightings.
+    looks: u64,
+    tasks: JoinSet<()>,
+    events: mpsc::Sender<SourceEvent>,
+    usage: watch::Sender<Usage>,
+}
+
+/// A publisher that has a feed.
+struct Followed {
+    publisher: Publisher,
+    feed: FeedId,
+    fit: Fit,
+    /// The sighting in which it came up.
+    since: u64,
+    stop: CancellationToken,
+}
+
+/// Whether a publisher can be followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fit {
+    Yes,
+    /// Its blocks are none of the pool's.
+    OtherShape,
+    /// Nobody here can hear it.
+    Unheard,
+}
+
+impl Source {
+    async fn run(mut self, mut sightings: Sightings) -> Result<std::convert::Infallible, Closed> {
+        loop {
+            let seen = sightings.borrow_and_update().clone();
+            if let Some(seen) = seen {
+                self.take(&seen).await?;
+            }
+            // Ended tasks are collected; all arms may be dropped while they wait.
+            loop {
+                tokio::select! {
+                    changed = sightings.changed() => match changed {
+                        Ok(()) => break,
+                        Err(_) => return Err(Closed),
+                    },
+                    Some(_) = self.tasks.join_next() => {}
+                    () = self.events.closed() => return Err(Closed),
+                }
+            }
+        }
+    }
+
+    /// Follows who is there now, and leaves who is not.
+    async fn take(&mut self, seen: &Sighting) -> Result<(), Closed> {
+        self.looks += u64::from(seen.readable || self.looks > 0);
+        self.tell_discovery(seen.readable).await?;
+        let models = self.models(seen);
+        self.find_shape(&models).await?;
+        self.leave_dead(seen, &models).await?;
+        for (id, publisher) in &seen.publishers {
+            if publisher.topic == KV_EVENTS && self.is_ours(publisher, seen) {
+                self.meet(*id, publisher, &models).await?;
+            }
+        }
+        self.listen_to_use(seen, &models);
+        Ok(())
+    }
+
+    async fn tell_discovery(&mut self, readable: bool) -> Result<(), Closed> {
+        let state = match (readable, self.looks) {
+            (true, _) => None,
+            (false, 0) => Some(FeedState::Connecting),
+            (false, _) => Some(FeedState::Partial),
+        };
+        if self.discovery == state {
+            return Ok(());
+        }
+        self.discovery = state;
+        let feed = self.feed(DISCOVERY);
+        let event = match state {
+            None => SourceEvent::FeedEnded { feed },
+            Some(state) => SourceEvent::Feed { feed, state },
+        };
+        Ok(self.events.send(event).await?)
+    }
+
+    /// The workers that serve our model, by instance.
+    fn models<'a>(&self, seen: &'a Sighting) -> BTreeMap<u64, &'a ServedModel> {
+        let name = self.settings.model.as_str();
+        let ours = seen.models.values().filter(|m| m.card.is_called(name));
+        ours.map(|model| (model.worker, model)).collect()
+    }
+
+    /// Whether a publisher speaks of our model. One whose endpoint has not told its model yet
+    /// is taken in: its first events are told once only.
+    fn is_ours(&self, publisher: &Publisher, seen: &Sighting) -> bool {
+        let name = self.settings.model.as_str();
+        let mut there = seen
+            .models
+            .values()
+            .filter(|model| model.place == publisher.place)
+            .peekable();
+        there.peek().is_none() || there.any(|model| model.card.is_called(name))
+    }
+
+    /// Takes the shape that workers tell, and keeps to it while any worker has it.
+    async fn find_shape(&mut self, models: &BTreeMap<u64, &ServedModel>) -> Result<(), Closed> {
+        if self.settings.shape.is_some() {
+            return Ok(());
+        }
+        let told = || models.values().filter_map(|model| shape_of(model));
+        let keeps = self.shape.is_some_and(|shape| told().any(|s| s == shape));
+        let Some(shape) = told().next().filter(|_| !keeps) else {
+            return Ok(());
+        };
+        self.shape = Some(shape);
+        let feed = self.feed(DISCOVERY);
+        let blocks = models.values().map(|model| model.card.worker_blocks());
+        let capacity_blocks = blocks.fold(Some(0_u64), |sum, blocks| {
+            Some(sum?.saturating_add(blocks?))
+        });
+        info!(block_size = shape.block_size, format = ?shape.format, "Blocks found");
+        let event = SourceEvent::Shape {
+            feed,
+            shape,
+            capacity_blocks,
+        };
+        Ok(self.events.send(event).await?)
+    }
+
+    /// Ends the feeds of publishers that are gone, or that are something else now.
+    async fn leave_dead(
+        &mut self,
+        seen: &Sighting,
+        models: &BTreeMap<u64, &ServedModel>,
+    ) -> Result<(), Closed> {
+        let mut left = Vec::new();
+        for (id, followed) in &self.followed {
+            let found = seen.publishers.get(id);
+            let found = found.filter(|publisher| self.is_ours(publisher, seen));
+            match found {
+                None => left.push(*id),
+                Some(now) if now.transport != followed.publisher.transport => left.push(*id),
+                Some(now) if self.fit(now, models) != followed.fit => left.push(*id),
+                // For whom it speaks is often told a moment after that it speaks.
+                Some(_) => {}
+            }
+        }
+        self.replaced.retain(|id| seen.publishers.contains_key(id));
+        for id in left {
+            self.gone.insert(id);
+            self.leave(id).await?;
+        }
+        while self.gone.len() > REMEMBERED {
+            self.gone.pop_first();
+        }
+        Ok(())
+    }
+
+    async fn leave(&mut self, id: u64) -> Result<(), Closed> {
+        let Some(followed) = self.followed.remove(&id) else {
+            return Ok(());
+        };
+        followed.stop.cancel();
+        if followed.fit != Fit::Yes {
+            let feed = followed.feed;
+            self.events.send(SourceEvent::FeedEnded { feed }).await?;
+        }
+        Ok(())
+    }
+
+    fn fit(&self, publisher: &Publisher, models: &BTreeMap<u64, &ServedModel>) -> Fit {
+        let model = publisher.worker.and_then(|of| models.get(&of.worker));
+        let told = model.and_then(|model| shape_of(model));
+        if told.is_some() && self.shape.is_some() && told != self.shape {
+            return Fit::OtherShape;
+        }
+        match publisher.transport {
+            Transport::Zmq(_) => Fit::Yes,
+            Transport::Other(_) => Fit::Unheard,
+        }
+    }
+
+    /// Begins to follow a publisher that is not followed yet.
+    async fn meet(
+        &mut self,
+        id: u64,
+        publisher: &Publisher,
+        models: &BTreeMap<u64, &ServedModel>,
+    ) -> Result<(), Closed> {
+        if let Some(followed) = self.followed.get_mut(&id) {
+            followed.publisher.worker = publisher.worker;
+            return Ok(());
+        }
+        if self.replaced.contains(&id) {
+            return Ok(());
+        }
+        if self.followed.len() >= self.settings.max_publishers {
+            warn!(publisher = id, "Too many publishers: not followed");
+            return Ok(());
+        }
+        self.replace(publisher.worker).await?;
+        let fit = self.fit(publisher, models);
+        let followed = Followed {
+            publisher: publisher.clone(),
+            feed: self.feed(self.next_feed),
+            fit,
+            since: self.looks,
+            stop: CancellationToken::new(),
+        };
+        self.next_feed += 1;
+        self.begin(id, &followed).await?;
+        self.followed.insert(id, followed);
+        Ok(())
+    }
+
+    async fn begin(&mut self, id: u64, followed: &Followed) -> Result<(), Closed> {
+        let (publisher, feed) = (&followed.publisher, followed.feed);
+        let state = match (followed.fit, &publisher.transport) {
+            (Fit::Yes, Transport::Zmq(endpoint)) => {
+                let follow = Follow {
+                    feed,
+                    publisher: id,
+                    worker: publisher.worker,
+                    endpoint: endpoint.clone(),
+                    late: self.looks == 1 || self.gone.contains(&id),
+                };
+                info!(
+                    publisher = id,
+                    endpoint,
+                    late = follow.late,
+                    "Publisher found"
+                );
+                let (stop, events) = (followed.stop.clone(), self.events.clone());
+                self.tasks.spawn(follow.run(stop, events));
+                FeedState::Connecting
+            }
+            (Fit::OtherShape, _) => {
+                warn!(publisher = id, worker = ?publisher.worker, "Publisher's blocks don't fit the pool: not followed");
+                FeedState::Unfit
+            }
+            (_, transport) => {
+                warn!(
+                    publisher = id,
+                    ?transport,
+                    "Publisher can't be heard: not followed"
+                );
+                FeedState::Partial
+            }
+        };
+        Ok(self.events.send(SourceEvent::Feed { feed, state }).await?)
+    }
+
+    /// A rank speaks by one publisher only: whoever spoke for it before is gone.
+    async fn replace(&mut self, worker: Option<WorkerRank>) -> Result<(), Closed> {
+        let Some(worker) = worker else { return Ok(()) };
+        let before = self.followed.iter().filter(|(_, followed)| {
+            followed.publisher.worker == Some(worker) && followed.since < self.looks
+        });
+        let before: Vec<u64> = before.map(|(id, _)| *id).collect();
+        for id in before {
+            self.replaced.insert(id);
+            self.leave(id).await?;
+        }
+        Ok(())
+    }
+
+    /// Listens to what our model's workers say of their use.
+    fn listen_to_use(&mut self, seen: &Sighting, models: &BTreeMap<u64, &ServedModel>) {
+        let rank_blocks = models
+            .iter()
+            .filter_map(|(worker, model)| Some((*worker, model.card.rank_blocks()?)));
+        let rank_blocks: BTreeMap<u64, u64> = rank_blocks.collect();
+        self.usage
+            .send_if_modified(|usage| usage.set_blocks(rank_blocks));
+        let speak =
+            |publisher: &&Publisher| publisher.topic == KV_METRICS && self.is_ours(publisher, seen);
+        let alive: BTreeMap<u64, &str> = seen
+            .publishers
+            .iter()
+            .filter(|(_, publisher)| speak(publisher))
+            .filter_map(|(id, publisher)| match &publisher.transport {
+                Transport::Zmq(endpoint) => Some((*id, endpoint.as_str())),
+                Transport::Other(_) => None,
+            })
+            .take(self.settings.max_publishers)
+            .collect();
+        self.listened.retain(|id, stop| {
+            let stays = alive.contains_key(id);
+            if !stays {
+                stop.cancel();
+            }
+            stays
+        });
+        for (id, endpoint) in alive {
+            if !self.listened.contains_key(&id) {
+                let stop = CancellationToken::new();
+                let listening = usage::listen(id, endpoint.to_owned(), self.usage.clone());
+                let token = stop.clone();
+                let usage = self.usage.clone();
+                self.tasks.spawn(async move {
+                    token.run_until_cancelled_owned(listening).await;
+                    usage.send_if_modified(|usage| usage.forget(id));
+                });
+                self.listened.insert(id, stop);
+            }
+        }
+    }
+
+    const fn feed(&self, endpoint: usize) -> FeedId {
+        FeedId {
+            source: self.settings.source,
+            endpoint,
+        }
+    }
+}
+
+/// What a worker's blocks look like, as its card says.
+fn shape_of(model: &ServedModel) -> Option<PoolShape> {
+    let fields = &model.card.fields;
+    Some(PoolShape {
+        block_size: fields.kv_cache_block_size.try_into().ok()?,
+        format: match fields.runtime_config.enable_eagle {
+            true => HashFormat::Eagle,
+            false => HashFormat::Standard,
+        },
+    })
+}

@@ -1,0 +1,116 @@
+//! How full a model's workers are, as they say themselves on topic `kv_metrics`.
+//!
+//! They tell it when it changes and have no other sign of life, so what was said last holds
+//! for as long as discovery shows the publisher.
+
+use std::collections::BTreeMap;
+
+use kvgrid_core::event::dynamo::{Envelope, KV_METRICS, kv_use};
+use tokio::sync::watch;
+use tracing::debug;
+
+use crate::discovery::WorkerRank;
+use crate::sources::zmq::{Heard, Subscription};
+
+/// Most ranks that one publisher may tell of; more are left out.
+const RANKS: usize = 4096;
+
+/// What is known of the use of a model's workers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Usage {
+    /// Device blocks of each of a worker's ranks.
+    rank_blocks: BTreeMap<u64, u64>,
+    /// Device blocks in use, by who said so.
+    used: BTreeMap<u64, BTreeMap<WorkerRank, u64>>,
+}
+
+impl Usage {
+    /// The share of their blocks that requests use, over all ranks that said so.
+    pub(crate) fn share(&self) -> Option<f32> {
+        let (mut used, mut blocks) = (0.0, 0.0);
+        for (of, count) in self.used.values().flatten() {
+            if let Some(all) = self.rank_blocks.get(&of.worker) {
+                used += approximate(*count);
+                blocks += approximate(*all);
+            }
+        }
+        (blocks > 0.0).then(|| (used / blocks).clamp(0.0, 1.0))
+    }
+
+    /// Sets how many blocks workers have; says whether that is new.
+    pub(super) fn set_blocks(&mut self, rank_blocks: BTreeMap<u64, u64>) -> bool {
+        let changed = self.rank_blocks != rank_blocks;
+        self.rank_blocks = rank_blocks;
+        changed
+    }
+
+    fn set_used(&mut self, publisher: u64, of: WorkerRank, blocks: u64) -> bool {
+        let ranks = self.used.entry(publisher).or_default();
+        if ranks.len() >= RANKS && !ranks.contains_key(&of) {
+            return false;
+        }
+        ranks.insert(of, blocks) != Some(blocks)
+    }
+
+    /// A publisher is gone; says whether it had said anything.
+    pub(super) fn forget(&mut self, publisher: u64) -> bool {
+        self.used.remove(&publisher).is_some()
+    }
+}
+
+/// Listens to one publisher, for ever.
+pub(super) async fn listen(publisher: u64, endpoint: String, usage: watch::Sender<Usage>) {
+    loop {
+        let mut subscription = Subscription::open(&endpoint, KV_METRICS).await;
+        loop {
+            match subscription.hear().await {
+                Heard::Message(message) => {
+                    let read = Envelope::from_frame(&message.payload)
+                        .ok()
+                        .filter(|e| e.publisher == publisher && e.topic == KV_METRICS)
+                        .and_then(|envelope| kv_use(envelope.payload).ok());
+                    let Some(read) = read else {
+                        debug!(publisher, "Message not understood");
+                        continue;
+                    };
+                    let of = WorkerRank {
+                        worker: read.worker,
+                        rank: read.rank,
+                    };
+                    if let Some(blocks) = read.used_blocks {
+                        usage.send_if_modified(|usage| usage.set_used(publisher, of, blocks));
+                    }
+                }
+                Heard::Noise => {}
+                Heard::Disconnected => break,
+            }
+        }
+    }
+}
+
+fn approximate(count: u64) -> f32 {
+    #[allow(clippy::cast_precision_loss, reason = "a share needs no more digits")]
+    let count = count as f32;
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_is_of_the_ranks_that_said_something() {
+        let mut usage = Usage::default();
+        let of = |worker, rank| WorkerRank { worker, rank };
+
+        assert_eq!(usage.share(), None);
+        usage.set_used(1, of(7, 0), 50);
+        assert_eq!(usage.share(), None, "nobody knows of how many");
+        usage.set_blocks(BTreeMap::from([(7, 100), (8, 300)]));
+        assert_eq!(usage.share(), Some(0.5));
+        usage.set_used(2, of(8, 0), 0);
+        assert_eq!(usage.share(), Some(0.125));
+        assert!(usage.forget(1));
+        assert_eq!(usage.share(), Some(0.0));
+    }
+}
