@@ -80,11 +80,18 @@ pub(crate) async fn tell(
         let goes_on = tokio::select! {
             changed = served.changed() => changed.is_ok(),
             changed = engines.changed() => changed.is_ok(),
-            changed = cards.changed() => changed.is_ok(),
+            () = changes(&mut cards) => true,
         };
         if !goes_on {
             return;
         }
+    }
+}
+
+/// Waits for another card; a configured one never changes, and nobody tells it any more.
+async fn changes(cards: &mut watch::Receiver<CardReport>) {
+    if cards.changed().await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 
@@ -156,6 +163,22 @@ mod tests {
         assert_eq!(catalog.models[0].card, None);
         let digest = catalog.models[1].card.as_ref().unwrap().digest;
         assert_eq!(catalog.cards[&digest], "card");
+    }
+
+    #[tokio::test]
+    async fn a_card_that_nobody_changes_any_more_stays() {
+        let (served_sender, served_now) = watch::channel(Served::default());
+        let (_engines, engines) = watch::channel(Arc::default());
+        let (catalog, mut told) = watch::channel(Arc::default());
+        let (_, cards) = watch::channel(card(None));
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(tell(offer(), cards, served_now, engines, catalog));
+        told.changed().await.unwrap();
+
+        served_sender.send_replace(served(&["carded"]));
+        told.changed().await.unwrap();
+
+        assert!(told.borrow().models[1].ready);
     }
 
     #[test]

@@ -234,8 +234,10 @@ pub(crate) struct DiscoveryTable {
     pub(crate) dead_after: Duration,
 }
 
+/// A worker may have requests as soon as it is registered; what it caches before the relay has
+/// seen it is never told again.
 const fn discovery_interval() -> Duration {
-    Duration::from_millis(500)
+    Duration::from_millis(100)
 }
 
 const fn dead_after() -> Duration {

@@ -185,6 +185,9 @@ impl Leaving {
     }
 }
 
+/// What workers say of their use, by their models.
+type Usages = Vec<(ModelId, watch::Receiver<Usage>)>;
+
 /// A relay whose addresses are bound and whose tasks are not started.
 struct Relay {
     prepared: Prepared,
@@ -303,10 +306,7 @@ impl Relay {
         cards
     }
 
-    fn watch_load(
-        &self,
-        usage: Vec<(ModelId, watch::Receiver<Usage>)>,
-    ) -> watch::Receiver<Arc<EngineReport>> {
+    fn watch_load(&self, usage: Usages) -> watch::Receiver<Arc<EngineReport>> {
         let (sender, engines) = watch::channel(Arc::default());
         let clock = self.clock;
         let pages = self.prepared.config.load_pages.clone();
@@ -344,10 +344,7 @@ impl Relay {
     fn follow_sources(
         &self,
         sightings: &BTreeMap<usize, Sightings>,
-    ) -> (
-        watch::Receiver<Vec<PoolReport>>,
-        Vec<(ModelId, watch::Receiver<Usage>)>,
-    ) {
+    ) -> (watch::Receiver<Vec<PoolReport>>, Usages) {
         let (sender, events) = mpsc::channel(CHANNEL_CAPACITY);
         let config = &self.prepared.config;
         let mut usages = Vec::new();

@@ -1,4 +1,4 @@
-//! Real Dynamo sites for tests: frontend, mocker and its raw engine events, no GPU.
+//! Real Dynamo sites for tests: frontend, mocker and its events, raw or Dynamo's own, no GPU.
 //!
 //! [`Dynamo::for_test`] is where a test starts. It waits for its turn, since these tests
 //! run one at a time on the machine, and installs the pinned packages into `target/` when
@@ -11,6 +11,7 @@ mod answer;
 mod engine;
 mod grid;
 mod install;
+mod plane;
 mod ports;
 mod process;
 mod site;
@@ -25,7 +26,8 @@ pub use answer::Answer;
 pub use engine::Engine;
 pub use grid::Grid;
 pub use install::{Installation, python_packages};
-pub use site::{Site, SiteOptions};
+pub use plane::Published;
+pub use site::{KvSource, Site, SiteOptions};
 
 use crate::lock::{self, target_dir};
 

@@ -245,10 +245,8 @@ impl Finder {
     }
 
     fn capacity(&self, workers: &[&ServedModel]) -> Option<u64> {
-        let blocks = workers.iter().map(|model| model.card.worker_blocks());
-        let told = blocks.fold(Some(0_u64), |sum, blocks| {
-            Some(sum?.saturating_add(blocks?))
-        });
+        let mut blocks = workers.iter().map(|model| model.card.worker_blocks());
+        let told = blocks.try_fold(0_u64, |sum, blocks| Some(sum.saturating_add(blocks?)));
         self.wanted.capacity_blocks.or(told)
     }
 

@@ -133,7 +133,7 @@ fn a_source_and_a_card_may_leave_it_to_the_sites_workers() {
     let Feeds::DynamoEvents(discovery) = &source.feeds else {
         panic!("{source:?}");
     };
-    assert_eq!(discovery.interval, Duration::from_millis(500));
+    assert_eq!(discovery.interval, Duration::from_millis(100));
     assert_eq!(discovery.dead_after, Duration::from_secs(10));
     assert_eq!(discovery.scope.namespace, "prod");
     let Some(CardSettings::Dynamo { source: 0, wanted }) = &config.card else {

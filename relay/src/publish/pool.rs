@@ -141,7 +141,8 @@ pub(crate) struct PoolStatus {
     pub(crate) completeness: Completeness,
 }
 
-/// Where one pool's changes are told. Dropping it withdraws the pool.
+/// Where one pool's changes are told. Dropping it withdraws the pool, unless the relay is
+/// leaving: what it knew stays worth something, and edges keep it as stale.
 ///
 /// Told changes are published with the next batch: the owner calls [`Self::handle_timeout`] at
 /// [`Self::poll_timeout`], and [`Self::grow_if_due`] after it.
@@ -239,6 +240,9 @@ impl PoolPublisher {
 
 impl Drop for PoolPublisher {
     fn drop(&mut self) {
+        if *self.hub.0.leaving.borrow() {
+            return;
+        }
         self.hub.remove_pool(&self.pool);
         self.pool.news.send_replace(Lifetime::Withdrawn);
     }

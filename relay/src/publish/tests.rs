@@ -383,3 +383,20 @@ async fn an_edge_that_breaks_the_protocol_is_cut_off() {
         assert_eq!(CloseReason::of(&closed), Some(CloseReason::Protocol));
     }
 }
+
+#[tokio::test]
+async fn a_relay_that_leaves_withdraws_no_pool() {
+    let relay = Relay::start();
+    let pool = relay.hub.pool(&spec());
+    let other = relay.hub.pool(&PoolSpec {
+        source: "others".into(),
+        ..spec()
+    });
+
+    drop(other);
+    let before = relay.hub.pools();
+    relay.hub.leave();
+    drop(pool);
+
+    assert_eq!((before, relay.hub.pools()), (1, 1));
+}

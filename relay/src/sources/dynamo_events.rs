@@ -202,10 +202,9 @@ impl Source {
         };
         self.shape = Some(shape);
         let feed = self.feed(DISCOVERY);
-        let blocks = models.values().map(|model| model.card.worker_blocks());
-        let capacity_blocks = blocks.fold(Some(0_u64), |sum, blocks| {
-            Some(sum?.saturating_add(blocks?))
-        });
+        let mut blocks = models.values().map(|model| model.card.worker_blocks());
+        let capacity_blocks =
+            blocks.try_fold(0_u64, |sum, blocks| Some(sum.saturating_add(blocks?)));
         info!(block_size = shape.block_size, format = ?shape.format, "Blocks found");
         let event = SourceEvent::Shape {
             feed,

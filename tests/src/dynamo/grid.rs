@@ -4,16 +4,17 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use kvgrid_certs::{Identity, Overwrite, TrustDomain, Validity};
 use kvgrid_core::{EdgeId, Region, RelayId, SiteId};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
 
-use super::{Answer, Dynamo, Site, SiteOptions};
+use super::{Answer, Dynamo, KvSource, Site, SiteOptions};
 use crate::client::Client;
-use crate::harness::process::Process;
+use crate::harness::process::{POLL, Process};
 use crate::harness::{Conversation, Known, MODEL, Turn, config};
 
 /// How long an event may take from an engine to the edge on a busy machine.
@@ -54,7 +55,12 @@ impl Grid {
         let dir = grid._dir.path().to_owned();
         let mut seeds = Vec::new();
         for options in sites {
-            let site = Site::start(dynamo, options).await?;
+            let mut site = Site::new(dynamo, options)?;
+            // What an engine has published, it can tell again. Dynamo can't: a relay has to be
+            // there first to know all of it.
+            if site.source() == KvSource::EngineZmq {
+                site.start_processes().await?;
+            }
             let name = format!("{}-1", site.name());
             let (id, relay_id) = (SiteId::new(site.name())?, RelayId::new(&name)?);
             issue(&dir, &Identity::relay(realm.clone(), id, relay_id))?;
@@ -62,8 +68,15 @@ impl Grid {
             config::write(&dir, &name, &text)?;
             let mut relay = Process::new(program, "relay", &dir, &name);
             relay.start()?;
-            seeds.push(relay.ready().await?["quic"]);
+            let quic = relay.ready().await?["quic"];
+            // Where it stays if it is started again.
+            let text = config::relay(&dir, &name, &site.beside(), quic);
+            config::write(&dir, &name, &text)?;
+            seeds.push(quic);
             grid.relays.push(relay);
+            if site.source() == KvSource::DynamoEvents {
+                site.start_processes().await?;
+            }
             grid.sites.insert(site.name().to_owned(), site);
         }
         issue(
@@ -160,18 +173,62 @@ impl Grid {
         Known::until(&self.client, &self.admin_url, what, patience, is).await
     }
 
-    /// Waits until the edge has applied all that the engines say they have published.
+    /// Ends a site's relay with SIGTERM and starts it again at its old address.
+    pub async fn restart_relay(&mut self, site: &str) -> Result<()> {
+        let relay = self.relay(site)?;
+        relay.stop().await;
+        relay.start()?;
+        relay.ready().await?;
+        Ok(())
+    }
+
+    /// Waits until a site's relay says all this on its metrics page, each without the prefix
+    /// that all its metrics have.
+    pub async fn until_relay_says(&mut self, site: &str, lines: &[&str]) -> Result<()> {
+        let admin = self.relay(site)?.ready().await?["admin"];
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let page = self.client.get(&format!("http://{admin}/metrics")).await?;
+            let page = String::from_utf8_lossy(&page.body).into_owned();
+            let said = |line: &&str| page.contains(&format!("\nkvgrid_relay_{line}\n"));
+            if lines.iter().all(said) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "it says instead: {page}");
+            sleep(POLL).await;
+        }
+    }
+
+    fn relay(&mut self, site: &str) -> Result<&mut Process> {
+        let name = format!("{site}-1");
+        let mut relays = self.relays.iter_mut();
+        let relay = relays.find(|relay| relay.name() == name);
+        relay.with_context(|| format!("there is no {name}"))
+    }
+
+    /// Waits until the edge has applied all that the sites say they have published.
     pub async fn until_applied(&mut self) -> Result<()> {
         let mut published = Vec::new();
         for (name, site) in &mut self.sites {
-            let last = site.engine().last_sequence().await;
-            if let Some(sequence) = last.with_context(|| format!("asking {name}'s engine"))? {
-                published.push((name.clone(), sequence));
-            }
+            let last = match site.source() {
+                KvSource::EngineZmq => {
+                    let last = site.engine().last_sequence().await;
+                    let last = last.with_context(|| format!("asking {name}'s engine"))?;
+                    last.map(|sequence| (None, sequence))
+                }
+                KvSource::DynamoEvents => {
+                    let last = site.until_published().await?;
+                    Some((Some(last.publisher), last.sequence))
+                }
+            };
+            published.extend(last.map(|(publisher, last)| (name.clone(), publisher, last)));
         }
         let is = |known: &Known| {
             let mut all = published.iter();
-            all.all(|(name, sequence)| known.applied(name, *sequence))
+            all.all(|(name, publisher, sequence)| match publisher {
+                None => known.applied(name, *sequence),
+                Some(publisher) => known.applied_of(name, *publisher, *sequence),
+            })
         };
         self.until(&format!("{published:?} is applied"), PATIENCE, is)
             .await?;

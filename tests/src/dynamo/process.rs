@@ -7,9 +7,15 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use tokio::time::{Instant, sleep};
 
+use crate::harness::process::POLL;
+
+/// How long a process may take to end once it is told to.
+const STOP: Duration = Duration::from_secs(10);
 /// Lines of the output that a failing test shows.
 const SHOWN_LINES: usize = 40;
 const LAUNCHER: &str = include_str!("launch.py");
@@ -57,6 +63,21 @@ impl Daemon {
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+
+    /// SIGTERM, upon which it says goodbye; SIGKILL if it takes too long.
+    pub(super) async fn stop(&mut self) {
+        let Some(child) = &mut self.child else {
+            return;
+        };
+        // The shell's built-in, so that neither unsafe code nor another package is needed.
+        let tell = format!("kill -TERM {}", child.id());
+        let _ = Command::new("sh").args(["-c", &tell]).status();
+        let deadline = Instant::now() + STOP;
+        while matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            sleep(POLL).await;
+        }
+        self.kill();
     }
 
     /// Whether it was started and has ended without being killed here.

@@ -1,23 +1,46 @@
 //! One Dynamo site: a frontend and a mocked worker that publishes its engine's events.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
+use std::ops::Range;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use http::StatusCode;
+use kvgrid_core::block::{HashFormat, HashSeed, block_hashes};
+use rand::RngExt as _;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
+use super::plane::{Plane, Published};
 use super::process::Daemon;
 use super::{Answer, Dynamo, Engine, ports};
 use crate::client::Client;
-use crate::harness::config::Beside;
+use crate::harness::config::{Beside, Source};
 use crate::harness::{MODEL, model_dir};
 
 /// How long a start may take on a machine that is busy with other things.
 const START_PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
+
+/// How many tokens the question has by whose event the tests know what was published.
+const MARK_TOKENS: usize = 16;
+/// How long that event may take before the question is put again.
+const MARK_PATIENCE: Duration = Duration::from_secs(2);
+/// Ids that aren't special in the fixture's vocabulary.
+const IDS: Range<u32> = 10..2000;
+
+/// By which events a relay knows what a site has cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvSource {
+    /// The engine's own, raw.
+    EngineZmq,
+    /// Dynamo's event plane; then the engine publishes none itself, and the relay has its card
+    /// from Dynamo's discovery.
+    DynamoEvents,
+}
 
 /// What differs between sites.
 #[derive(Clone, Debug)]
@@ -30,6 +53,8 @@ pub struct SiteOptions {
     pub blocks: usize,
     /// How many times faster than the mocker's model of an engine.
     pub speedup: u32,
+    /// By which events a relay follows it.
+    pub source: KvSource,
 }
 
 impl SiteOptions {
@@ -40,6 +65,7 @@ impl SiteOptions {
             block_size: const { NonZeroU32::new(16).expect("16 is not zero") },
             blocks: 2048,
             speedup: 10,
+            source: KvSource::EngineZmq,
         }
     }
 }
@@ -52,8 +78,9 @@ pub struct Site {
     worker: Daemon,
     frontend: Daemon,
     engine: Engine,
+    plane: Plane,
     client: Client,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +94,13 @@ struct Ports {
 impl Site {
     /// Starts a site and waits until it answers a request.
     pub async fn start(dynamo: &Dynamo, options: SiteOptions) -> Result<Self> {
+        let mut site = Self::new(dynamo, options)?;
+        site.start_processes().await?;
+        Ok(site)
+    }
+
+    /// A site of which nothing runs yet.
+    pub(super) fn new(dynamo: &Dynamo, options: SiteOptions) -> Result<Self> {
         let directory = tempfile::tempdir().context("no temporary directory")?;
         let ports = Ports {
             http: ports::free()?,
@@ -93,19 +127,23 @@ impl Site {
             "dynamo.frontend",
             frontend_arguments(&options, ports),
         );
-        let mut site = Self {
+        Ok(Self {
             engine: Engine::new(format!("tcp://127.0.0.1:{}", ports.replay)),
+            plane: Plane::of(&discovery(&directory)),
             options,
             ports,
             worker,
             frontend,
             client: Client::default(),
-            _directory: directory,
-        };
-        site.start_worker()?;
-        site.start_frontend()?;
-        site.until_serving().await?;
-        Ok(site)
+            directory,
+        })
+    }
+
+    /// Starts all of it and waits until it answers a request.
+    pub(super) async fn start_processes(&mut self) -> Result<()> {
+        self.start_worker()?;
+        self.start_frontend()?;
+        self.until_serving().await
     }
 
     /// The site's name.
@@ -122,12 +160,61 @@ impl Site {
     pub(crate) fn beside(&self) -> Beside {
         Beside {
             frontend: self.frontend_url(),
-            events: format!("tcp://127.0.0.1:{}", self.ports.events),
-            replay: format!("tcp://127.0.0.1:{}", self.ports.replay),
-            metrics: format!("http://127.0.0.1:{}/metrics", self.ports.system),
-            block_size: self.options.block_size,
-            capacity_blocks: self.options.blocks,
+            metrics: match self.options.source {
+                KvSource::EngineZmq => format!("http://127.0.0.1:{}/metrics", self.ports.system),
+                // How full the worker is comes by its events.
+                KvSource::DynamoEvents => format!("{}/metrics", self.frontend_url()),
+            },
+            source: match self.options.source {
+                KvSource::EngineZmq => Source::EngineZmq {
+                    events: format!("tcp://127.0.0.1:{}", self.ports.events),
+                    replay: format!("tcp://127.0.0.1:{}", self.ports.replay),
+                    block_size: self.options.block_size,
+                    capacity_blocks: self.options.blocks,
+                },
+                KvSource::DynamoEvents => Source::DynamoEvents {
+                    discovery: discovery(&self.directory),
+                    namespace: self.options.name.clone(),
+                },
+            },
         }
+    }
+
+    /// By which events a relay follows it.
+    pub fn source(&self) -> KvSource {
+        self.options.source
+    }
+
+    /// Waits until all that the site has done is published on Dynamo's event plane and heard,
+    /// and says how far that goes. Takes a question of a block, for its event comes last.
+    pub async fn until_published(&mut self) -> Result<Published> {
+        let deadline = Instant::now() + START_PATIENCE;
+        loop {
+            let mut rng = rand::rng();
+            let ids: Vec<u32> = (0..MARK_TOKENS).map(|_| rng.random_range(IDS)).collect();
+            let name = block_hashes(
+                &ids,
+                self.options.block_size,
+                HashFormat::Standard,
+                HashSeed::default(),
+            );
+            let name = name.into_iter().next().context("a whole block")?;
+            let question = json!({"model": MODEL, "max_tokens": 1, "prompt": ids});
+            self.until_answered("/v1/completions", &question).await?;
+            if let Some(published) = self.plane.hear(name.0, MARK_PATIENCE).await? {
+                return Ok(published);
+            }
+            // The subscription was not in place yet.
+            if Instant::now() > deadline {
+                bail!("site {} publishes nothing", self.name());
+            }
+        }
+    }
+
+    /// The names of the blocks that the worker holds by its events on Dynamo's plane, as far
+    /// as they were heard.
+    pub fn heard(&self) -> BTreeSet<u64> {
+        self.plane.held()
     }
 
     /// What the engine published.
@@ -143,6 +230,13 @@ impl Site {
     /// Kills the worker with SIGKILL; what it had cached is gone.
     pub fn kill_worker(&mut self) {
         self.worker.kill();
+        self.plane.killed();
+    }
+
+    /// Ends the worker with SIGTERM: it says goodbye, and its cache is gone.
+    pub async fn stop_worker(&mut self) {
+        self.worker.stop().await;
+        self.plane.killed();
     }
 
     /// Starts the frontend on its old port; it serves some time after.
@@ -225,6 +319,13 @@ impl Drop for Site {
 
 fn worker_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
     let model_path = model_dir().display().to_string();
+    let raw_events = match options.source {
+        KvSource::EngineZmq => vec![
+            ("--zmq-kv-events-ports", ports.events.to_string()),
+            ("--zmq-replay-ports", ports.replay.to_string()),
+        ],
+        KvSource::DynamoEvents => Vec::new(),
+    };
     [
         ("--model-path", model_path),
         ("--model-name", MODEL.to_owned()),
@@ -235,10 +336,9 @@ fn worker_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
         ("--block-size", options.block_size.to_string()),
         ("--num-gpu-blocks-override", options.blocks.to_string()),
         ("--speedup-ratio", options.speedup.to_string()),
-        ("--zmq-kv-events-ports", ports.events.to_string()),
-        ("--zmq-replay-ports", ports.replay.to_string()),
     ]
     .into_iter()
+    .chain(raw_events)
     .flat_map(|(flag, value)| [flag.to_owned(), value])
     .collect()
 }
@@ -255,10 +355,15 @@ fn frontend_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
     .collect()
 }
 
+/// Where a site's processes register themselves.
+fn discovery(directory: &TempDir) -> PathBuf {
+    directory.path().join("discovery")
+}
+
 /// What both processes of a site see: its own home and discovery, and the loopback only.
 fn environment(options: &SiteOptions, directory: &TempDir) -> Vec<(&'static str, String)> {
     let home = directory.path().display().to_string();
-    let discovery = directory.path().join("discovery").display().to_string();
+    let discovery = discovery(directory).display().to_string();
     [
         ("HOME", home.as_str()),
         ("DYN_FILE_KV", discovery.as_str()),

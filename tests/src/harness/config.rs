@@ -53,11 +53,24 @@ pub(super) fn emulator(
 /// What a relay stands beside.
 pub(crate) struct Beside {
     pub(crate) frontend: String,
-    pub(crate) events: String,
-    pub(crate) replay: String,
     pub(crate) metrics: String,
-    pub(crate) block_size: NonZeroU32,
-    pub(crate) capacity_blocks: usize,
+    pub(crate) source: Source,
+}
+
+/// By what it knows what is cached there, and how to tokenise.
+pub(crate) enum Source {
+    /// An engine's raw events, and a model's directory.
+    EngineZmq {
+        events: String,
+        replay: String,
+        block_size: NonZeroU32,
+        capacity_blocks: usize,
+    },
+    /// All that a Dynamo site says in its discovery.
+    DynamoEvents {
+        discovery: PathBuf,
+        namespace: String,
+    },
 }
 
 impl Beside {
@@ -66,11 +79,13 @@ impl Beside {
         let at = |what: &str| addresses[what];
         Self {
             frontend: format!("http://{}", at("http")),
-            events: format!("tcp://{}", at("publish")),
-            replay: format!("tcp://{}", at("replay")),
             metrics: format!("http://{}/metrics", at("http")),
-            block_size: engine.block_size,
-            capacity_blocks: engine.capacity_blocks,
+            source: Source::EngineZmq {
+                events: format!("tcp://{}", at("publish")),
+                replay: format!("tcp://{}", at("replay")),
+                block_size: engine.block_size,
+                capacity_blocks: engine.capacity_blocks,
+            },
         }
     }
 }
@@ -90,24 +105,43 @@ pub(crate) fn relay(
          [gossip]\nseeds = {seeds:?}\n\
          [state]\ndir = {state}\n\
          [frontend]\nurl = {frontend:?}\n\
-         [card]\nmodel = {model}\ndir = {dir}\nblock_size = {block_size}\n\
-         capacity_blocks = {capacity}\n\
-         [[source]]\nkind = \"engine-zmq\"\n\
-         endpoints = [{{ events = {events:?}, replay = {replay:?} }}]\n\
+         {source}\
          [load]\nurls = [{metrics:?}]\n\
          {admin}",
         identity = identity(dir, name),
         state = quoted(dir.join(format!("{name}-state"))),
         frontend = beside.frontend,
-        model = quoted(MODEL),
-        dir = quoted(model_dir()),
-        block_size = beside.block_size,
-        capacity = beside.capacity_blocks,
-        events = beside.events,
-        replay = beside.replay,
+        source = source(&beside.source),
         metrics = beside.metrics,
         admin = admin(dir, name),
     )
+}
+
+fn source(source: &Source) -> String {
+    let model = quoted(MODEL);
+    match source {
+        Source::EngineZmq {
+            events,
+            replay,
+            block_size,
+            capacity_blocks,
+        } => format!(
+            "[card]\nmodel = {model}\ndir = {dir}\nblock_size = {block_size}\n\
+             capacity_blocks = {capacity_blocks}\n\
+             [[source]]\nkind = \"engine-zmq\"\n\
+             endpoints = [{{ events = {events:?}, replay = {replay:?} }}]\n",
+            dir = quoted(model_dir()),
+        ),
+        Source::DynamoEvents {
+            discovery,
+            namespace,
+        } => format!(
+            "[card]\nmodel = {model}\nfrom = \"dynamo\"\n\
+             [[source]]\nkind = \"dynamo-events\"\nnamespace = {namespace:?}\n\
+             discovery = {{ kind = \"file\", root = {root} }}\n",
+            root = quoted(discovery),
+        ),
+    }
 }
 
 /// Where an edge finds the grid.

@@ -82,6 +82,8 @@ pub struct KnownPool {
 /// How far a publisher's events have come.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Applied {
+    /// The publisher, as hexadecimal digits.
+    pub publisher: String,
     /// The last sequence that can be searched.
     pub sequence: u64,
 }
@@ -152,6 +154,21 @@ impl Known {
             let mut applied = site.pools.iter().flat_map(|pool| &pool.applied);
             applied.any(|applied| applied.sequence >= sequence)
         })
+    }
+
+    /// Whether this publisher's messages up to this sequence can be searched.
+    pub fn applied_of(&self, name: &str, publisher: u64, sequence: u64) -> bool {
+        let publisher = format!("{publisher:016x}");
+        self.site(name).is_some_and(|site| {
+            let mut applied = site.pools.iter().flat_map(|pool| &pool.applied);
+            applied.any(|of| of.publisher == publisher && of.sequence >= sequence)
+        })
+    }
+
+    /// How the edge's replicas of the site's pools stand: `empty`, `syncing`, `live`, `stale`.
+    pub fn states(&self, name: &str) -> Vec<&str> {
+        let pools = self.site(name).map_or(&[][..], |site| &site.pools);
+        pools.iter().map(|pool| pool.state.as_str()).collect()
     }
 
     /// The lives of the site's pools' publishers.

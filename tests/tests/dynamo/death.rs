@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvgrid_tests::dynamo::{Dynamo, Grid};
+use kvgrid_tests::dynamo::{Dynamo, Grid, KvSource};
 use kvgrid_tests::harness::{Conversation, Turn};
 use tokio::time::Instant;
 
@@ -10,11 +10,27 @@ use crate::two_sites;
 
 #[tokio::test]
 async fn dynamo_frontend_death_moves_requests_and_keeps_blocks() {
-    let Some(dynamo) = Dynamo::for_test("dynamo_frontend_death_moves_requests_and_keeps_blocks")
-    else {
+    frontend_death_moves_requests_and_keeps_blocks(
+        "dynamo_frontend_death_moves_requests_and_keeps_blocks",
+        KvSource::EngineZmq,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn dynamo_frontend_death_moves_requests_and_keeps_blocks_by_dynamos_events() {
+    frontend_death_moves_requests_and_keeps_blocks(
+        "dynamo_frontend_death_moves_requests_and_keeps_blocks_by_dynamos_events",
+        KvSource::DynamoEvents,
+    )
+    .await;
+}
+
+async fn frontend_death_moves_requests_and_keeps_blocks(test: &str, source: KvSource) {
+    let Some(dynamo) = Dynamo::for_test(test) else {
         return;
     };
-    let mut grid = two_sites(&dynamo).await;
+    let mut grid = two_sites(&dynamo, source).await;
     let mut moved = Conversation::new(4, 4000).unwrap();
     let mut resumed = Conversation::new(5, 4000).unwrap();
     let home = grid.turn(&mut moved).await.unwrap().site;
@@ -52,10 +68,27 @@ async fn dynamo_frontend_death_moves_requests_and_keeps_blocks() {
 
 #[tokio::test]
 async fn dynamo_worker_death_takes_its_blocks_along() {
-    let Some(dynamo) = Dynamo::for_test("dynamo_worker_death_takes_its_blocks_along") else {
+    worker_death_takes_its_blocks_along(
+        "dynamo_worker_death_takes_its_blocks_along",
+        KvSource::EngineZmq,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn dynamo_worker_death_takes_its_blocks_along_by_dynamos_events() {
+    worker_death_takes_its_blocks_along(
+        "dynamo_worker_death_takes_its_blocks_along_by_dynamos_events",
+        KvSource::DynamoEvents,
+    )
+    .await;
+}
+
+async fn worker_death_takes_its_blocks_along(test: &str, source: KvSource) {
+    let Some(dynamo) = Dynamo::for_test(test) else {
         return;
     };
-    let mut grid = two_sites(&dynamo).await;
+    let mut grid = two_sites(&dynamo, source).await;
     let mut conversation = Conversation::new(6, 4000).unwrap();
     let home = grid.turn(&mut conversation).await.unwrap().site;
     grid.until_applied().await.unwrap();

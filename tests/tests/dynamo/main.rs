@@ -3,18 +3,28 @@
 
 use std::path::Path;
 
-use kvgrid_tests::dynamo::{Dynamo, Grid, SiteOptions};
+use kvgrid_tests::dynamo::{Dynamo, Grid, KvSource, SiteOptions};
 
 mod alone;
 mod client;
 mod death;
+mod late;
 mod overlap;
 mod prompts;
 mod traffic;
 
-/// Two sites and an edge that knows both.
-async fn two_sites(dynamo: &Dynamo) -> Grid {
-    let sites = ["fra", "iad"].map(SiteOptions::named);
+/// Two sites and an edge that knows both, by these events.
+async fn two_sites(dynamo: &Dynamo, source: KvSource) -> Grid {
+    two_sites_of(dynamo, source, SiteOptions::named("").blocks).await
+}
+
+/// The same, with so many blocks in each cache.
+async fn two_sites_of(dynamo: &Dynamo, source: KvSource, blocks: usize) -> Grid {
+    let sites = ["fra", "iad"].map(|name| SiteOptions {
+        source,
+        blocks,
+        ..SiteOptions::named(name)
+    });
     let program = Path::new(env!("CARGO_BIN_EXE_kvgrid-demo"));
     Grid::start(dynamo, sites.into(), program).await.unwrap()
 }

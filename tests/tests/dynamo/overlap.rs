@@ -3,19 +3,37 @@
 use std::collections::BTreeMap;
 
 use http::StatusCode;
-use kvgrid_tests::dynamo::{Answer, Dynamo};
+use kvgrid_tests::dynamo::{Answer, Dynamo, KvSource};
 use kvgrid_tests::harness::Conversation;
 
 use crate::prompts::Tokens;
 use crate::traffic::Traffic;
-use crate::two_sites;
+use crate::{two_sites, two_sites_of};
 
 #[tokio::test]
 async fn dynamo_overlap_is_what_the_site_had_cached() {
-    let Some(dynamo) = Dynamo::for_test("dynamo_overlap_is_what_the_site_had_cached") else {
+    overlap_is_what_the_site_had_cached(
+        "dynamo_overlap_is_what_the_site_had_cached",
+        KvSource::EngineZmq,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn dynamo_overlap_is_what_the_site_had_cached_by_dynamos_events() {
+    overlap_is_what_the_site_had_cached(
+        "dynamo_overlap_is_what_the_site_had_cached_by_dynamos_events",
+        KvSource::DynamoEvents,
+    )
+    .await;
+}
+
+async fn overlap_is_what_the_site_had_cached(test: &str, source: KvSource) {
+    let Some(dynamo) = Dynamo::for_test(test) else {
         return;
     };
-    let mut grid = two_sites(&dynamo).await;
+    // So few that much of what is asked is evicted again.
+    let mut grid = two_sites_of(&dynamo, source, 512).await;
     let names = grid.site_names();
     let tokens = Tokens::new();
     let mut traffic = Traffic::new(2, &tokens);
@@ -58,10 +76,27 @@ async fn dynamo_overlap_is_what_the_site_had_cached() {
 
 #[tokio::test]
 async fn dynamo_conversation_stays_where_it_is_warm() {
-    let Some(dynamo) = Dynamo::for_test("dynamo_conversation_stays_where_it_is_warm") else {
+    conversation_stays_where_it_is_warm(
+        "dynamo_conversation_stays_where_it_is_warm",
+        KvSource::EngineZmq,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn dynamo_conversation_stays_where_it_is_warm_by_dynamos_events() {
+    conversation_stays_where_it_is_warm(
+        "dynamo_conversation_stays_where_it_is_warm_by_dynamos_events",
+        KvSource::DynamoEvents,
+    )
+    .await;
+}
+
+async fn conversation_stays_where_it_is_warm(test: &str, source: KvSource) {
+    let Some(dynamo) = Dynamo::for_test(test) else {
         return;
     };
-    let mut grid = two_sites(&dynamo).await;
+    let mut grid = two_sites(&dynamo, source).await;
     let mut conversation = Conversation::new(3, 4000).unwrap();
     let warm = grid.turn(&mut conversation).await.unwrap().site;
 

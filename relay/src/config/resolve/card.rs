@@ -21,7 +21,7 @@ pub(crate) enum CardSettings {
         /// The model's directory.
         dir: PathBuf,
         /// What the directory doesn't say.
-        options: CardOptions,
+        options: Box<CardOptions>,
     },
     /// Of what workers say.
     Dynamo {
@@ -75,7 +75,7 @@ impl CardSettings {
         Ok(Self::Dir {
             model,
             dir,
-            options,
+            options: Box::new(options),
         })
     }
 
