@@ -107,6 +107,29 @@ async fn check_prints_what_is_meant() {
 }
 
 #[tokio::test]
+async fn check_prints_a_source_that_leaves_all_to_the_workers() {
+    let setting = Setting::new();
+    let tables = "[card]\nmodel = \"tiny-chat\"\nfrom = \"dynamo\"\n\
+        [[source]]\nkind = \"dynamo-events\"\nnamespace = \"prod\"\n\
+        discovery = { kind = \"file\", root = \"/nowhere\" }\n";
+    let config = [&setting.identity("fra-1"), FRONTEND, tables].concat();
+
+    let output = setting.check(&config).await;
+
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let printed: toml::Table = String::from_utf8(output.stdout).unwrap().parse().unwrap();
+    let discovery = &printed["source"][0]["discovery"];
+    assert_eq!(discovery["dead_after"].as_str(), Some("10s"));
+    assert_eq!(printed["state"]["dir"].as_str(), Some("/var/lib/kvgrid"));
+    let again = setting.check(&printed.to_string()).await;
+    assert_eq!(
+        again.status.code(),
+        Some(0),
+        "it can be read again: {again:?}"
+    );
+}
+
+#[tokio::test]
 async fn a_wrong_configuration_ends_with_64_and_names_the_key() {
     let setting = Setting::new();
     let identity = setting.identity("fra-1");

@@ -1,8 +1,9 @@
 //! Dynamo's discovery in files: one JSON document per entry, in a directory per kind, touched
 //! every few seconds by its owner and deleted by anyone once it is stale.
 //!
-//! Nothing is locked, so a file may be half written: the next look will do. When a directory
-//! can't be read, what was known ages as if its owners were dead.
+//! Dynamo writes beside an entry and renames; should a file be half written all the same, the
+//! next look will do. When a directory can't be read, what was known ages as if its owners were
+//! dead.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata};
@@ -22,6 +23,9 @@ const ENTRY_BYTES: u64 = 1 << 20;
 
 /// Most entries of a kind; more are passed over.
 const ENTRIES: usize = 65_536;
+
+/// How the names of entries begin that are still being written.
+const UNFINISHED: &str = ".tmp";
 
 /// The entries of a store, as of the last look.
 #[derive(Debug)]
@@ -96,6 +100,9 @@ fn look(
         let (Ok(name), Ok(metadata)) = (file.file_name().into_string(), file.metadata()) else {
             continue;
         };
+        if name.starts_with(UNFINISHED) {
+            continue;
+        }
         let Ok(modified) = metadata.modified() else {
             continue;
         };

@@ -197,6 +197,8 @@ fn a_half_written_entry_is_as_it_was_before() {
     store.read(&mut files);
     fs::write(store.path("event_channels", "c1"), "{\"type\":\"EventCh").unwrap();
     fs::write(store.path("event_channels", "c2"), "").unwrap();
+    let unfinished = store.path("event_channels", ".tmp_c1");
+    fs::copy(store.path("event_sources", "s1"), unfinished).unwrap();
 
     let halves = store.read(&mut files);
     store.register(1, "tcp://127.0.0.1:6000", WORKER);
@@ -231,4 +233,28 @@ fn a_publisher_of_an_older_site_needs_no_endpoint() {
     let seen = store.read(&mut files);
 
     assert_eq!(seen.publishers[&9].place.component, "backend");
+}
+
+#[test]
+fn a_worker_that_does_not_publish_yet_is_awaited_for_a_while() {
+    let store = Store::new();
+    let mut files = Files::new(store.settings().root);
+    let mut newcomers = Newcomers::default();
+    let start = Instant::now();
+    let mut look = |after: u64| {
+        let seen = store.read(&mut files);
+        newcomers.look(&seen, start + Duration::from_secs(after))
+    };
+
+    let nobody = look(0);
+    store.register_model(7, &model_card("http://127.0.0.1:1"));
+    let new = (look(1), look(2), look(5));
+    store.register_model(8, &model_card("http://127.0.0.1:1"));
+    let another = look(6);
+    store.register(1, "tcp://127.0.0.1:5000", WorkerRank { worker: 8, rank: 0 });
+    let published = look(7);
+
+    assert!(!nobody);
+    assert_eq!(new, (true, true, false));
+    assert!(another && !published);
 }

@@ -30,6 +30,7 @@ mod usage;
 pub(crate) use usage::Usage;
 
 use follow::{Closed, Follow};
+use usage::Listeners;
 
 /// What a source of this kind is told.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,7 +62,7 @@ pub(crate) async fn run(
         shape: settings.shape,
         discovery: Some(FeedState::Connecting),
         followed: BTreeMap::new(),
-        listened: BTreeMap::new(),
+        listeners: Listeners::new(usage),
         gone: BTreeSet::new(),
         replaced: BTreeSet::new(),
         next_feed: DISCOVERY + 1,
@@ -69,7 +70,6 @@ pub(crate) async fn run(
         tasks: JoinSet::new(),
         settings,
         events,
-        usage,
     };
     // The only error is that nobody listens any more.
     let Err(Closed) = source.run(sightings).await;
@@ -82,8 +82,7 @@ struct Source {
     /// The state of discovery's own feed; `None` while there is nothing wrong with it.
     discovery: Option<FeedState>,
     followed: BTreeMap<u64, Followed>,
-    /// Publishers of use, with what stops the task that listens.
-    listened: BTreeMap<u64, CancellationToken>,
+    listeners: Listeners,
     /// Publishers that were followed and are so no more; the early ones are forgotten.
     gone: BTreeSet<u64>,
     /// Publishers whose rank speaks by another one now, whatever discovery says.
@@ -93,7 +92,6 @@ struct Source {
     looks: u64,
     tasks: JoinSet<()>,
     events: mpsc::Sender<SourceEvent>,
-    usage: watch::Sender<Usage>,
 }
 
 /// A publisher that has a feed.
@@ -353,44 +351,19 @@ impl Source {
 
     /// Listens to what our model's workers say of their use.
     fn listen_to_use(&mut self, seen: &Sighting, models: &BTreeMap<u64, &ServedModel>) {
-        let rank_blocks = models
+        let blocks = models
             .iter()
             .filter_map(|(worker, model)| Some((*worker, model.card.rank_blocks()?)));
-        let rank_blocks: BTreeMap<u64, u64> = rank_blocks.collect();
-        self.usage
-            .send_if_modified(|usage| usage.set_blocks(rank_blocks));
-        let speak =
-            |publisher: &&Publisher| publisher.topic == KV_METRICS && self.is_ours(publisher, seen);
-        let alive: BTreeMap<u64, &str> = seen
-            .publishers
-            .iter()
-            .filter(|(_, publisher)| speak(publisher))
-            .filter_map(|(id, publisher)| match &publisher.transport {
-                Transport::Zmq(endpoint) => Some((*id, endpoint.as_str())),
-                Transport::Other(_) => None,
-            })
-            .take(self.settings.max_publishers)
-            .collect();
-        self.listened.retain(|id, stop| {
-            let stays = alive.contains_key(id);
-            if !stays {
-                stop.cancel();
-            }
-            stays
+        let ours = seen.publishers.iter().filter(|(_, publisher)| {
+            publisher.topic == KV_METRICS && self.is_ours(publisher, seen)
         });
-        for (id, endpoint) in alive {
-            if !self.listened.contains_key(&id) {
-                let stop = CancellationToken::new();
-                let listening = usage::listen(id, endpoint.to_owned(), self.usage.clone());
-                let token = stop.clone();
-                let usage = self.usage.clone();
-                self.tasks.spawn(async move {
-                    token.run_until_cancelled_owned(listening).await;
-                    usage.send_if_modified(|usage| usage.forget(id));
-                });
-                self.listened.insert(id, stop);
-            }
-        }
+        let heard = ours.filter_map(|(id, publisher)| match &publisher.transport {
+            Transport::Zmq(endpoint) => Some((*id, endpoint.clone())),
+            Transport::Other(_) => None,
+        });
+        let heard = heard.take(self.settings.max_publishers).collect();
+        self.listeners
+            .update(blocks.collect(), heard, &mut self.tasks);
     }
 
     const fn feed(&self, endpoint: usize) -> FeedId {

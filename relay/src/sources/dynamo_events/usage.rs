@@ -4,9 +4,12 @@
 //! for as long as discovery shows the publisher.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use kvgrid_core::event::dynamo::{Envelope, KV_METRICS, kv_use};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::discovery::WorkerRank;
@@ -38,7 +41,7 @@ impl Usage {
     }
 
     /// Sets how many blocks workers have; says whether that is new.
-    pub(super) fn set_blocks(&mut self, rank_blocks: BTreeMap<u64, u64>) -> bool {
+    fn set_blocks(&mut self, rank_blocks: BTreeMap<u64, u64>) -> bool {
         let changed = self.rank_blocks != rank_blocks;
         self.rank_blocks = rank_blocks;
         changed
@@ -53,13 +56,60 @@ impl Usage {
     }
 
     /// A publisher is gone; says whether it had said anything.
-    pub(super) fn forget(&mut self, publisher: u64) -> bool {
+    fn forget(&mut self, publisher: u64) -> bool {
         self.used.remove(&publisher).is_some()
     }
 }
 
+/// The tasks that listen, one a publisher.
+pub(super) struct Listeners {
+    usage: watch::Sender<Usage>,
+    /// What stops each.
+    stops: BTreeMap<u64, CancellationToken>,
+}
+
+impl Listeners {
+    /// Nobody yet; `usage` is told what they hear.
+    pub(super) const fn new(usage: watch::Sender<Usage>) -> Self {
+        Self {
+            usage,
+            stops: BTreeMap::new(),
+        }
+    }
+
+    /// Listens to these publishers, by their ids, and to no others. `rank_blocks` are device
+    /// blocks of each of a worker's ranks.
+    pub(super) fn update(
+        &mut self,
+        rank_blocks: BTreeMap<u64, u64>,
+        alive: BTreeMap<u64, String>,
+        tasks: &mut JoinSet<()>,
+    ) {
+        self.usage
+            .send_if_modified(|usage| usage.set_blocks(rank_blocks));
+        self.stops.retain(|id, stop| {
+            let stays = alive.contains_key(id);
+            if !stays {
+                stop.cancel();
+            }
+            stays
+        });
+        for (id, endpoint) in alive {
+            if let Entry::Vacant(place) = self.stops.entry(id) {
+                let stop = place.insert(CancellationToken::new()).clone();
+                let usage = self.usage.clone();
+                tasks.spawn(async move {
+                    let listening = listen(id, endpoint, usage.clone());
+                    stop.run_until_cancelled(listening).await;
+                    usage.send_if_modified(|usage| usage.forget(id));
+                });
+            }
+        }
+    }
+}
+
 /// Listens to one publisher, for ever.
-pub(super) async fn listen(publisher: u64, endpoint: String, usage: watch::Sender<Usage>) {
+async fn listen(publisher: u64, endpoint: String, usage: watch::Sender<Usage>) {
     loop {
         let mut subscription = Subscription::open(&endpoint, KV_METRICS).await;
         loop {
