@@ -84,21 +84,12 @@ impl Publisher {
                 ..self.announcement(Announced::Only(chunks))
             });
         }
-        let queued = subscription.queue.clone();
-        let begin = self.catch_up(subscription);
-        let Announced::Only(mut chunks) = begin.chunks else {
-            return Some(begin);
-        };
-        chunks.extend(queued);
-        chunks.sort_unstable();
-        chunks.dedup();
-        Some(Begin {
-            chunks: Announced::Only(chunks),
-            ..begin
-        })
+        Some(self.catch_up(subscription))
     }
 
     /// Moves a subscription past the deltas it missed: the chunks that they touched come again.
+    /// Those that wait to be sent are announced anew, for the subscriber may have one of them
+    /// from an earlier subscription, and would take it for up to date.
     fn catch_up(&self, subscription: &mut Subscription) -> Begin {
         let touched = |(_, index): &(&ChunkState, u32)| {
             !subscription.queue.contains(index)
@@ -111,8 +102,9 @@ impl Publisher {
             .filter(touched)
             .map(|(_, index)| index)
             .collect();
-        subscription.announce(touched.iter().copied(), self.count(), self.seq);
-        self.announcement(Announced::Only(touched))
+        subscription.announce(touched, self.count(), self.seq);
+        let queued = subscription.queue.iter().copied().collect();
+        self.announcement(Announced::Only(queued))
     }
 
     /// What there is to say to a subscription that has all deltas.

@@ -116,6 +116,30 @@ fn a_stream_that_ends_while_the_relay_stays_is_asked_for_again() {
 }
 
 #[test]
+fn a_chunk_of_an_older_subscription_is_not_taken_for_one_that_is_to_come() {
+    let mut world = World::new(1);
+    world.ask(0);
+    world.write_frames(0, 1);
+    world.write_chunks(0, 1);
+    world.end_stream(0, 0);
+    world.ask(0);
+    world.write_frames(0, 1);
+    world.deliver_frames(0, 1);
+    // More changes than the ring holds, so that the subscription is moved past them.
+    for _ in 0..41 {
+        (0..8).for_each(|block| world.flip(block));
+        world.publisher.close();
+    }
+
+    world.deliver_chunk(0, 0, false);
+    world.settle();
+
+    world.check_readers();
+    world.check_equal();
+    assert_eq!(world.edges[0].drifts(), 0);
+}
+
+#[test]
 fn the_end_of_an_older_stream_changes_nothing() {
     let mut world = live_with(0..30);
 
