@@ -70,7 +70,7 @@ impl Grid {
             relay.start()?;
             let quic = relay.ready().await?["quic"];
             // Where it stays if it is started again.
-            let text = config::relay(&dir, &name, &site.beside(), quic);
+            let text = config::relay(&dir, &name, &site.beside(), quic, &[]);
             config::write(&dir, &name, &text)?;
             seeds.push(quic);
             grid.relays.push(relay);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kvgrid_tests::dynamo::Dynamo;
+use kvgrid_tests::dynamo::{Dynamo, KvSource};
 use kvgrid_tests::harness::MODEL;
 use tokio::process::Command;
 
@@ -14,7 +14,7 @@ async fn dynamo_sites_serve_openais_own_client_through_an_edge() {
     let Some(dynamo) = Dynamo::for_test(name) else {
         return;
     };
-    let grid = two_sites(&dynamo).await;
+    let grid = two_sites(&dynamo, KvSource::EngineZmq).await;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/openai_client.py");
 
     let output = Command::new(dynamo.installation().python())
