@@ -5,9 +5,9 @@
 //! Within one epoch chunks are repaired in place, which never hides a block from a reader.
 //!
 //! Two streams of one subscription, and subscriptions before and after a lost connection, race
-//! each other. What keeps it right: frames carry the subscription they belong to; a chunk
-//! counts only if it is of the table's epoch and its cut is not before the point from which
-//! the operations on it are known. So late and doubled chunks do no harm.
+//! each other. What keeps it right: frames and chunks carry the subscription they belong to; a
+//! chunk counts only if it is of the table's epoch and its cut is not before the point from
+//! which the operations on it are known. So late and doubled chunks do no harm.
 //!
 //! While a restarted relay still recovers ([`Completeness::Partial`]), its new epoch is followed
 //! but not swapped in: the old one, stale, knows more.
@@ -157,9 +157,15 @@ impl Replica {
         self.conclude(taken, now)
     }
 
-    /// Takes a chunk, whichever subscription it was sent for.
-    pub fn handle_chunk(&mut self, chunk: Chunk, now: Instant) -> Result<(), ReplicaError> {
-        if self.link != Link::Subscribed {
+    /// Takes a chunk of a subscription; those of older ones are ignored: what its publisher
+    /// takes for sent, and never sends again, is what this subscription sends.
+    pub fn handle_chunk(
+        &mut self,
+        subscription: SubscriptionId,
+        chunk: Chunk,
+        now: Instant,
+    ) -> Result<(), ReplicaError> {
+        if self.link != Link::Subscribed || subscription != self.subscription {
             return Ok(());
         }
         self.last_arrival = now;

@@ -12,7 +12,8 @@ pub struct ReplicaConfig {
     pub keys: Vec<Arc<MixKey>>,
     /// Most chunks of a table, at 32 KiB each.
     pub max_chunks: u32,
-    /// Most changes kept for chunks that are to come, at 24 bytes each; past it they come again.
+    /// Most changes kept for chunks of a table that are to come, at 24 bytes each; past it the
+    /// chunks come again.
     pub max_kept: usize,
     /// Most bytes of chunks kept that overtook their announcement; past it they come again.
     pub max_early_bytes: usize,

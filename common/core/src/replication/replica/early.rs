@@ -25,11 +25,16 @@ impl Early {
         }
     }
 
-    /// Takes out the chunks of an epoch that were cut at `seq` or later, and forgets the rest.
+    /// Takes out the chunks of an epoch that were cut at `seq` or later, and forgets its older
+    /// ones. Those of another epoch stay: its announcement may be the next.
     pub(super) fn take(&mut self, epoch: Epoch, seq: Seq) -> Vec<Chunk> {
-        self.bytes = 0;
-        let wanted = |chunk: &Chunk| chunk.epoch == epoch && chunk.cut >= seq;
-        self.chunks.drain(..).filter(wanted).collect()
+        let all = std::mem::take(&mut self.chunks);
+        let (of_epoch, others): (VecDeque<_>, VecDeque<_>) =
+            all.into_iter().partition(|chunk| chunk.epoch == epoch);
+        self.bytes = others.iter().map(cost).sum();
+        self.chunks = others;
+        let new_enough = |chunk: &Chunk| chunk.cut >= seq;
+        of_epoch.into_iter().filter(new_enough).collect()
     }
 
     /// Whether a chunk was dropped for want of room.

@@ -138,8 +138,7 @@ impl Table {
             return Err(self.gap(begin.seq));
         }
         for &chunk in chunks {
-            // A copy may have overtaken its announcement.
-            if self.ahead.get(&chunk).is_none_or(|cut| *cut < begin.seq) {
+            if !self.is_right_at(chunk, begin.seq) {
                 self.ahead.remove(&chunk);
                 self.announce(chunk, begin.seq);
             }
@@ -148,6 +147,15 @@ impl Table {
         self.digest = None;
         self.move_to(begin.seq);
         Ok(())
+    }
+
+    /// Whether a chunk is there as it is at a sequence, or newer: a copy may have overtaken its
+    /// announcement, and would not be sent again.
+    fn is_right_at(&self, chunk: u32, seq: Seq) -> bool {
+        match self.ahead.get(&chunk) {
+            Some(cut) => *cut >= seq,
+            None => seq == self.seq && !self.missing.contains_key(&chunk),
+        }
     }
 
     /// Takes these chunks as wrong; they stay as they are until a newer copy comes.

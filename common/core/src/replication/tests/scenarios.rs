@@ -140,6 +140,39 @@ fn a_chunk_of_an_older_subscription_is_not_taken_for_one_that_is_to_come() {
 }
 
 #[test]
+fn a_chunk_that_overtook_its_second_announcement_is_not_asked_for_again() {
+    let mut world = World::new(1);
+    world.ask(0);
+    world.write_frames(0, 1);
+    world.end_stream(0, 1);
+    world.ask(0);
+    world.write_frames(0, 1);
+    world.write_chunks(0, 1);
+
+    world.deliver_chunk(0, 0, false);
+    world.settle();
+
+    world.check_equal();
+}
+
+#[test]
+fn a_chunk_that_overtook_two_announcements_is_not_forgotten() {
+    let mut world = World::new(1);
+    (0..120).for_each(|block| world.flip(block));
+    world.publisher.close();
+    world.ask(0);
+    world.write_frames(0, 1);
+    world.grow_if_due();
+    world.write_frames(0, 1);
+    world.write_chunks(0, 1);
+
+    world.deliver_chunk(0, 0, false);
+    world.settle();
+
+    world.check_equal();
+}
+
+#[test]
 fn the_end_of_an_older_stream_changes_nothing() {
     let mut world = live_with(0..30);
 

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::block::ChainHash;
-use crate::filter::{Class, Geometry, Header, MixKey};
+use crate::filter::{Class, Geometry, Header, MixKey, ReplaceError};
 use crate::replication::{
     Chunk, Completeness, Epoch, Frame, Publisher, PublisherConfig, Replacement, Replica,
-    ReplicaConfig, ReplicaState, Request, Subscription, SubscriptionId,
+    ReplicaConfig, ReplicaError, ReplicaState, Request, Subscription, SubscriptionId,
 };
 use crate::time::Instant;
 
@@ -25,7 +25,7 @@ pub(super) struct Edge {
     session: Option<(SubscriptionId, Subscription)>,
     requests: VecDeque<Request>,
     stream: VecDeque<(SubscriptionId, Frame)>,
-    chunks: Vec<Chunk>,
+    chunks: Vec<(SubscriptionId, Chunk)>,
 }
 
 /// Everything.
@@ -199,12 +199,13 @@ impl World {
     /// The relay sends at most so many chunks.
     pub(super) fn write_chunks(&mut self, edge: usize, most: usize) -> bool {
         let edge = &mut self.edges[edge];
-        let Some((_, session)) = &mut edge.session else {
+        let Some((id, session)) = &mut edge.session else {
             return false;
         };
         let before = edge.chunks.len();
         let chunks = core::iter::from_fn(|| self.publisher.poll_chunk(session));
-        edge.chunks.extend(chunks.take(most));
+        edge.chunks
+            .extend(chunks.take(most).map(|chunk| (*id, chunk)));
         edge.chunks.len() > before
     }
 
@@ -225,13 +226,17 @@ impl World {
             return false;
         }
         let which = which % edge.chunks.len();
-        let chunk = if doubled {
+        let (id, chunk) = if doubled {
             edge.chunks[which].clone()
         } else {
             edge.chunks.swap_remove(which)
         };
-        edge.replica.handle_chunk(chunk, self.now).unwrap();
-        true
+        match edge.replica.handle_chunk(id, chunk, self.now) {
+            // Chunks cut at different times can be more together than the table ever held: the
+            // replica starts afresh.
+            Ok(()) | Err(ReplicaError::Chunk(ReplaceError::Full { .. })) => true,
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// Lets everything come to rest over links that work.
@@ -281,7 +286,8 @@ impl World {
     /// No replica keeps more than it may.
     pub(super) fn check_bounds(&self) {
         for edge in &self.edges {
-            assert!(edge.replica.kept() <= MAX_KEPT);
+            // Of what is searched and of what takes its place.
+            assert!(edge.replica.kept() <= 2 * MAX_KEPT);
         }
     }
 
