@@ -101,9 +101,14 @@ pub fn frame_from_wire(wire: v1::PoolFrame) -> Result<Option<Frame>, ConvertErro
 }
 
 /// A chunk, as the relay writes it.
-pub fn chunk_to_wire(pool: PoolId, chunk: &Chunk) -> v1::SnapshotChunk {
+pub fn chunk_to_wire(
+    pool: PoolId,
+    subscription: SubscriptionId,
+    chunk: &Chunk,
+) -> v1::SnapshotChunk {
     v1::SnapshotChunk {
         pool_id: pool.0,
+        subscription: subscription.0,
         epoch: chunk.epoch.to_bits(),
         index: chunk.index,
         cut: chunk.cut.0,
@@ -113,7 +118,9 @@ pub fn chunk_to_wire(pool: PoolId, chunk: &Chunk) -> v1::SnapshotChunk {
 }
 
 /// A chunk, as the edge reads it.
-pub fn chunk_from_wire(wire: &v1::SnapshotChunk) -> Result<(PoolId, Chunk), ConvertError> {
+pub fn chunk_from_wire(
+    wire: &v1::SnapshotChunk,
+) -> Result<(PoolId, SubscriptionId, Chunk), ConvertError> {
     let chunk = Chunk {
         epoch: epoch(wire.epoch, "chunk.epoch")?,
         index: wire.index,
@@ -121,7 +128,8 @@ pub fn chunk_from_wire(wire: &v1::SnapshotChunk) -> Result<(PoolId, Chunk), Conv
         classes: Arc::from(wire.classes.as_ref()),
         digest: wire.digest,
     };
-    Ok((PoolId(wire.pool_id), chunk))
+    let subscription = SubscriptionId(wire.subscription);
+    Ok((PoolId(wire.pool_id), subscription, chunk))
 }
 
 fn begin_to_wire(begin: Begin) -> v1::SnapshotBegin {
@@ -367,9 +375,10 @@ mod tests {
         ) {
             let chunk = Chunk { epoch, index, cut: Seq(cut), classes, digest };
 
-            let wire = chunk_to_wire(PoolId(pool), &chunk);
+            let id = SubscriptionId(digest ^ pool);
+            let wire = chunk_to_wire(PoolId(pool), id, &chunk);
 
-            prop_assert_eq!(chunk_from_wire(&wire).unwrap(), (PoolId(pool), chunk));
+            prop_assert_eq!(chunk_from_wire(&wire).unwrap(), (PoolId(pool), id, chunk));
         }
 
         #[test]

@@ -27,7 +27,7 @@ pub(super) enum Inbound {
     Control(v1::relay_frame::Frame),
     Pool(PoolId, SubscriptionId, Frame),
     PoolEnd(PoolId, SubscriptionId),
-    Chunk(PoolId, Chunk),
+    Chunk(PoolId, SubscriptionId, Chunk),
     Card(CardDigest, Bytes),
 }
 
@@ -124,8 +124,8 @@ async fn read_stream(
     let delivered = match head.content {
         Some(v1::stream_head::Content::Pool(pool)) => read_pool(pool, reader, &events).await?,
         Some(v1::stream_head::Content::Chunk(chunk)) => {
-            let (pool, chunk) = kvgrid_proto::chunk_from_wire(&chunk)?;
-            events.send(Inbound::Chunk(pool, chunk)).await
+            let (pool, subscription, chunk) = kvgrid_proto::chunk_from_wire(&chunk)?;
+            events.send(Inbound::Chunk(pool, subscription, chunk)).await
         }
         Some(v1::stream_head::Content::Card(card)) => read_card(card, reader, &events).await?,
         // A kind that we don't know: from a newer relay. Dropping the reader stops it.

@@ -190,9 +190,11 @@ impl<'a> Session<'a> {
                     Ok(())
                 });
             }
-            Inbound::Chunk(pool, chunk) => {
+            Inbound::Chunk(pool, subscription, chunk) => {
                 let now = self.context.clock.now();
-                self.feed(pool, |replica| replica.handle_chunk(chunk, now));
+                self.feed(pool, |replica| {
+                    replica.handle_chunk(subscription, chunk, now)
+                });
             }
             Inbound::Card(digest, bytes) => {
                 let state = self.context.cards.offer(digest.0, bytes.into());

@@ -172,7 +172,7 @@ async fn send_chunk(
     chunk: Chunk,
     permit: OwnedSemaphorePermit,
 ) -> Result<(), SessionError> {
-    let content = Content::Chunk(chunk_to_wire(feed.pool.id(), &chunk));
+    let content = Content::Chunk(chunk_to_wire(feed.pool.id(), feed.id, &chunk));
     let stream = open(&connection, CHUNK_PRIORITY, content).await?;
     let stopped = stream.stopped();
     stream.finish();

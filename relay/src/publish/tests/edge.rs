@@ -183,8 +183,8 @@ impl TestEdge {
             }
             Arrival::Chunk(chunk) => {
                 self.chunks += 1;
-                let (_, chunk) = chunk_from_wire(&chunk).unwrap();
-                self.replica.handle_chunk(chunk, now).unwrap();
+                let (_, subscription, chunk) = chunk_from_wire(&chunk).unwrap();
+                self.replica.handle_chunk(subscription, chunk, now).unwrap();
             }
             Arrival::Card(digest, bytes) => {
                 let digest = CardDigest::from_slice(&digest).unwrap();
