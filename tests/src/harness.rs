@@ -302,6 +302,18 @@ impl Grid {
         self.site_of(relay)?.restart_relay(relay, &seeds).await
     }
 
+    /// An edge dies without a word.
+    pub fn kill_edge(&mut self, edge: &str) -> anyhow::Result<()> {
+        self.edge_mut(edge)?.kill();
+        Ok(())
+    }
+
+    /// Starts a dead edge again; clients then reach it elsewhere. Whether it knows the sites
+    /// is not waited for.
+    pub async fn launch_edge_again(&mut self, edge: &str) -> anyhow::Result<()> {
+        self.edge_mut(edge)?.launch_again().await
+    }
+
     /// Tells an edge to end, and starts it again; clients then reach it elsewhere.
     pub async fn restart_edge(&mut self, edge: &str) -> anyhow::Result<()> {
         self.edge_mut(edge)?.restart().await

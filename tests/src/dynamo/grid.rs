@@ -1,4 +1,4 @@
-//! Real sites, a relay beside each, and one edge that clients ask.
+//! Real sites, relays beside each, and one edge that clients ask.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -61,19 +61,21 @@ impl Grid {
             if site.source() == KvSource::EngineZmq {
                 site.start_processes().await?;
             }
-            let name = format!("{}-1", site.name());
-            let (id, relay_id) = (SiteId::new(site.name())?, RelayId::new(&name)?);
-            issue(&dir, &Identity::relay(realm.clone(), id, relay_id))?;
-            let text = config::relay(&dir, &name, &site.beside(), config::ANY, &[]);
-            config::write(&dir, &name, &text)?;
-            let mut relay = Process::new(program, "relay", &dir, &name);
-            relay.start()?;
-            let quic = relay.ready().await?["quic"];
-            // Where it stays if it is started again.
-            let text = config::relay(&dir, &name, &site.beside(), quic, &[]);
-            config::write(&dir, &name, &text)?;
-            seeds.push(quic);
-            grid.relays.push(relay);
+            for number in 1..=site.relays() {
+                let name = format!("{}-{number}", site.name());
+                let (id, relay_id) = (SiteId::new(site.name())?, RelayId::new(&name)?);
+                issue(&dir, &Identity::relay(realm.clone(), id, relay_id))?;
+                let text = config::relay(&dir, &name, &site.beside(), config::ANY, &seeds);
+                config::write(&dir, &name, &text)?;
+                let mut relay = Process::new(program, "relay", &dir, &name);
+                relay.start()?;
+                let quic = relay.ready().await?["quic"];
+                // Where it stays if it is started again.
+                let text = config::relay(&dir, &name, &site.beside(), quic, &seeds);
+                config::write(&dir, &name, &text)?;
+                seeds.push(quic);
+                grid.relays.push(relay);
+            }
             if site.source() == KvSource::DynamoEvents {
                 site.start_processes().await?;
             }
@@ -84,7 +86,7 @@ impl Grid {
             &Identity::edge(realm, Region::new("eu")?, EdgeId::new(EDGE)?),
         )?;
         let seeds = config::Seeds {
-            quorum: seeds.len(),
+            quorum: grid.sites.len(),
             addresses: seeds,
             straight: false,
         };
@@ -173,7 +175,13 @@ impl Grid {
         Known::until(&self.client, &self.admin_url, what, patience, is).await
     }
 
-    /// Ends a site's relay with SIGTERM and starts it again at its old address.
+    /// A relay dies without a word.
+    pub fn kill_relay(&mut self, relay: &str) -> Result<()> {
+        self.relay_named(relay)?.kill();
+        Ok(())
+    }
+
+    /// Ends a site's first relay with SIGTERM and starts it again at its old address.
     pub async fn restart_relay(&mut self, site: &str) -> Result<()> {
         let relay = self.relay(site)?;
         relay.stop().await;
@@ -200,7 +208,10 @@ impl Grid {
     }
 
     fn relay(&mut self, site: &str) -> Result<&mut Process> {
-        let name = format!("{site}-1");
+        self.relay_named(&format!("{site}-1"))
+    }
+
+    fn relay_named(&mut self, name: &str) -> Result<&mut Process> {
         let mut relays = self.relays.iter_mut();
         let relay = relays.find(|relay| relay.name() == name);
         relay.with_context(|| format!("there is no {name}"))

@@ -55,6 +55,8 @@ pub struct SiteOptions {
     pub speedup: u32,
     /// By which events a relay follows it.
     pub source: KvSource,
+    /// How many relays follow it.
+    pub relays: usize,
 }
 
 impl SiteOptions {
@@ -66,6 +68,7 @@ impl SiteOptions {
             blocks: 2048,
             speedup: 10,
             source: KvSource::EngineZmq,
+            relays: 1,
         }
     }
 }
@@ -178,6 +181,11 @@ impl Site {
                 },
             },
         }
+    }
+
+    /// How many relays follow it.
+    pub fn relays(&self) -> usize {
+        self.options.relays
     }
 
     /// By which events a relay follows it.

@@ -90,6 +90,14 @@ impl Edge {
         if let Some(name) = self.stop().await {
             anyhow::bail!("{name} did not end when told to");
         }
+        self.launch_again().await
+    }
+
+    pub(super) fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    pub(super) async fn launch_again(&mut self) -> anyhow::Result<()> {
         self.process.start()?;
         self.ready().await
     }

@@ -11,6 +11,7 @@ mod death;
 mod late;
 mod overlap;
 mod prompts;
+mod takeover;
 mod traffic;
 
 /// Two sites and an edge that knows both, by these events.
@@ -20,10 +21,19 @@ async fn two_sites(dynamo: &Dynamo, source: KvSource) -> Grid {
 
 /// The same, with so many blocks in each cache.
 async fn two_sites_of(dynamo: &Dynamo, source: KvSource, blocks: usize) -> Grid {
-    let sites = ["fra", "iad"].map(|name| SiteOptions {
-        source,
-        blocks,
-        ..SiteOptions::named(name)
+    two_sites_with(dynamo, |options| {
+        options.source = source;
+        options.blocks = blocks;
+    })
+    .await
+}
+
+/// Two sites that differ from the usual ones in this.
+async fn two_sites_with(dynamo: &Dynamo, change: impl Fn(&mut SiteOptions)) -> Grid {
+    let sites = ["fra", "iad"].map(|name| {
+        let mut options = SiteOptions::named(name);
+        change(&mut options);
+        options
     });
     let program = Path::new(env!("CARGO_BIN_EXE_kvgrid-demo"));
     Grid::start(dynamo, sites.into(), program).await.unwrap()
