@@ -6,19 +6,21 @@
 //! was accepted by, so that a node that is no longer certified does not stay for ever.
 
 mod accept;
+mod announce;
 mod close;
 mod congestion;
 mod dial;
 mod socket;
 mod transport;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use kvgrid_certs::{Accepts, Identity, NodeCredentials, Peer};
+use kvgrid_certs::{Accepts, Identity, NodeCredentials, Peer, RoleKind};
 use quinn::crypto::rustls::{NoInitialCipherSuite, QuicServerConfig};
 use quinn::{AsyncUdpSocket, Connection, Endpoint, EndpointConfig, Runtime, TokioRuntime};
 use thiserror::Error;
@@ -145,11 +147,15 @@ impl PeerConnection {
     }
 }
 
+type ByProtocol = BTreeMap<Protocol, Arc<quinn::ServerConfig>>;
+
 struct Inner {
     endpoint: Endpoint,
     address: SocketAddr,
     credentials: NodeCredentials,
     transport: TransportConfig,
+    /// An edge's settings for connections that dial it; a relay has one for all.
+    by_protocol: Option<ByProtocol>,
     accepted: Mutex<mpsc::Receiver<PeerConnection>>,
     tasks: Tasks,
 }
@@ -167,7 +173,8 @@ impl fmt::Debug for Node {
 impl Node {
     /// Binds the socket and begins to take connections; must run within the runtime.
     pub fn bind(config: NodeConfig, tasks: &Tasks) -> Result<Self, BindError> {
-        let server = server_config(&config)?;
+        let server = server_config(&config, &config.serves, config.transport.served())?;
+        let by_protocol = by_protocol(&config)?;
         let (endpoint, address) =
             bind_endpoint(&config, server).map_err(|error| BindError::Socket {
                 address: config.listen,
@@ -179,6 +186,7 @@ impl Node {
             address,
             credentials: config.credentials,
             transport: config.transport,
+            by_protocol,
             accepted: Mutex::new(receiver),
             tasks: tasks.clone(),
         }));
@@ -237,20 +245,40 @@ impl Node {
     }
 }
 
-fn server_config(config: &NodeConfig) -> Result<Option<quinn::ServerConfig>, BindError> {
-    let accepts = config.serves.iter().map(|(_, accepts)| *accepts);
+/// Settings by which a node takes connections of these protocols; `None` if it takes none.
+fn server_config(
+    config: &NodeConfig,
+    serves: &[(Protocol, Accepts)],
+    transport: quinn::TransportConfig,
+) -> Result<Option<quinn::ServerConfig>, BindError> {
+    let accepts = serves.iter().map(|(_, accepts)| *accepts);
     let Some(accepts) = accepts.reduce(|a, b| if a == b { a } else { Accepts::Both }) else {
         return Ok(None);
     };
-    let alpn: Vec<_> = config.serves.iter().map(|(p, _)| p.alpn()).collect();
+    let alpn: Vec<_> = serves.iter().map(|(p, _)| p.alpn()).collect();
     let tls = config.credentials.server_config(&alpn, accepts);
     let crypto = Arc::new(QuicServerConfig::try_from(tls)?);
     let mut server = quinn::ServerConfig::with_crypto(crypto);
     server
-        .transport_config(Arc::new(config.transport.served()))
+        .transport_config(Arc::new(transport))
         .max_incoming(accept::MAX_INCOMING)
         .migration(false);
     Ok(Some(server))
+}
+
+/// Settings of each protocol that an edge serves, if the node is one.
+fn by_protocol(config: &NodeConfig) -> Result<Option<ByProtocol>, BindError> {
+    if config.credentials.identity().role().kind() == RoleKind::Relay {
+        return Ok(None);
+    }
+    let mut settings = ByProtocol::new();
+    for served in &config.serves {
+        let transport = config.transport.edge(served.0);
+        if let Some(server) = server_config(config, &[*served], transport)? {
+            settings.insert(served.0, Arc::new(server));
+        }
+    }
+    Ok(Some(settings))
 }
 
 fn bind_endpoint(

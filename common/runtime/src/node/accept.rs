@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvgrid_certs::Accepts;
-use quinn::Incoming;
+use quinn::{Connecting, Incoming};
 use thiserror::Error;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tracing::{debug, info};
 
+use super::announce::announced;
 use super::dial::{PeerOfError, peer_of_connection};
 use super::{CloseReason, Node, PeerConnection, Protocol};
 
@@ -25,6 +26,8 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 enum Refusal {
     #[error("no handshake within {HANDSHAKE_TIMEOUT:?}")]
     Timeout,
+    #[error("its first packet names no protocol that is served here")]
+    Unannounced,
     #[error(transparent)]
     Handshake(#[from] quinn::ConnectionError),
     #[error(transparent)]
@@ -105,12 +108,26 @@ async fn take(
     }
 }
 
+/// Begins the handshake, with the settings for what the peer has announced.
+fn begin(node: &Node, incoming: Incoming) -> Result<Connecting, Refusal> {
+    let Some(settings) = &node.0.by_protocol else {
+        return Ok(incoming.accept()?);
+    };
+    let protocol = announced(&incoming.orig_dst_cid());
+    let Some(settings) = protocol.and_then(|protocol| settings.get(&protocol)) else {
+        incoming.refuse();
+        return Err(Refusal::Unannounced);
+    };
+    Ok(incoming.accept_with(Arc::clone(settings))?)
+}
+
 async fn handshake(
     node: &Node,
     incoming: Incoming,
     serves: &[(Protocol, Accepts)],
 ) -> Result<PeerConnection, Refusal> {
-    let connection = tokio::time::timeout(HANDSHAKE_TIMEOUT, incoming)
+    let connecting = begin(node, incoming)?;
+    let connection = tokio::time::timeout(HANDSHAKE_TIMEOUT, connecting)
         .await
         .map_err(|_| Refusal::Timeout)??;
     let (protocol, peer) = peer_of_connection(&connection)?;
@@ -124,7 +141,9 @@ async fn handshake(
             protocol,
         });
     }
-    node.0.transport.raise_streams(protocol, &connection);
+    if node.0.by_protocol.is_none() {
+        node.0.transport.raise_streams(protocol, &connection);
+    }
     node.end_with_certificate(&connection, &peer);
     Ok(PeerConnection {
         protocol,

@@ -13,7 +13,7 @@ use quinn::rustls::pki_types::CertificateDer;
 use quinn::{Connection, ConnectionError};
 use thiserror::Error;
 
-use super::{CloseReason, Node, PeerConnection, Protocol};
+use super::{CloseReason, Node, PeerConnection, Protocol, announce};
 
 /// Longer than two round trips around the world, twice over.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -163,7 +163,10 @@ impl Node {
         let credentials = &self.0.credentials;
         let tls = credentials.client_config(protocol.alpn(), expected.accepts());
         let mut config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls)?));
-        config.transport_config(Arc::new(self.0.transport.dialled(protocol)));
+        let own = credentials.identity().role().kind();
+        config
+            .transport_config(Arc::new(self.0.transport.dialled(protocol, own)))
+            .initial_dst_cid_provider(Arc::new(move || announce::first_id(protocol)));
         Ok(config)
     }
 }

@@ -31,7 +31,9 @@ impl Pair {
             .serve(Protocol::View, Accepts::Edges)
             .serve(Protocol::Request, Accepts::Edges)
             .serve(Protocol::Gossip, Accepts::Relays);
-        let edge = NodeConfig::new(local(), credentials(EDGE));
+        let edge = NodeConfig::new(local(), credentials(EDGE))
+            .serve(Protocol::View, Accepts::Relays)
+            .serve(Protocol::Request, Accepts::Relays);
         Self {
             relay: Node::bind(relay, &tasks).unwrap(),
             edge: Node::bind(edge, &tasks).unwrap(),
@@ -61,6 +63,21 @@ impl Pair {
             .connect(address, protocol, expected)
             .await
             .unwrap()
+    }
+}
+
+impl Pair {
+    /// A connection that the relay has dialled: its end and the edge's.
+    async fn dial_back(&self, protocol: Protocol) -> (Connection, Connection) {
+        let address = self.edge.local_addr();
+        let relay = self
+            .relay
+            .connect(address, protocol, &Expected::AnyEdge)
+            .await
+            .unwrap();
+        let edge = self.edge.accept().await.unwrap();
+        assert_eq!((edge.protocol, edge.peer.uri()), (protocol, RELAY.into()));
+        (relay.connection, edge.connection)
     }
 }
 
@@ -154,6 +171,99 @@ async fn a_request_connection_has_many_streams_at_once() {
     for _ in 0..100 {
         taken.connection.accept_bi().await.unwrap();
     }
+}
+
+/// Bytes that the other end takes on a stream that nobody reads there.
+async fn taken_unread(send: &mut quinn::SendStream) -> usize {
+    let mut taken = 0;
+    loop {
+        let more = send.write(&[0; 1024]);
+        match tokio::time::timeout(Duration::from_millis(300), more).await {
+            Ok(written) => taken += written.unwrap(),
+            Err(_) => return taken,
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_edge_holds_as_much_of_a_request_whoever_has_dialled() {
+    let pair = Pair::start();
+    let dialled = pair.dial(Protocol::Request, &Expected::AnyRelay).await;
+    let taken = pair.relay.accept().await.unwrap();
+    let dialled_back = pair.dial_back(Protocol::Request).await;
+
+    for (relay, edge) in [(taken.connection, dialled.connection), dialled_back] {
+        let (mut request, _answer) = edge.open_bi().await.unwrap();
+        request.write_all(b"x").await.unwrap();
+        let (mut answer, mut request_read) = relay.accept_bi().await.unwrap();
+        request_read.read_exact(&mut [0]).await.unwrap();
+
+        assert_eq!(taken_unread(&mut answer).await, 64 << 10);
+        // Uploads have more room: the relay is the same whoever has dialled, too.
+        request.write_all(&vec![0; 4 << 20]).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_edge_holds_as_much_of_a_view_whoever_has_dialled() {
+    let pair = Pair::start();
+    let dialled = pair.dial(Protocol::View, &Expected::AnyRelay).await;
+    let taken = pair.relay.accept().await.unwrap();
+    let dialled_back = pair.dial_back(Protocol::View).await;
+
+    for (relay, edge) in [(taken.connection, dialled.connection), dialled_back] {
+        let mut streams = Vec::new();
+        for _ in 0..100 {
+            streams.push(relay.open_uni().await.unwrap());
+        }
+        assert_eq!(taken_unread(&mut streams[0]).await, 2 << 20);
+        edge.open_bi().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn many_requests_go_to_a_relay_that_has_dialled() {
+    let pair = Pair::start();
+    let (_relay, edge) = pair.dial_back(Protocol::Request).await;
+
+    for _ in 0..512 {
+        edge.open_bi().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn an_edge_takes_no_protocol_but_those_it_serves() {
+    let pair = Pair::start();
+    let address = pair.edge.local_addr();
+
+    let error = pair
+        .relay
+        .connect(address, Protocol::Gossip, &Expected::AnyEdge)
+        .await
+        .unwrap_err();
+
+    assert!(matches!(error, ConnectError::Handshake { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn an_edge_takes_no_connection_of_another_edge() {
+    let pair = Pair::start();
+    let other = pair.dialler(
+        "spiffe://grid.example/region/eu/edge/eu-2",
+        Validity::days(1).unwrap(),
+    );
+
+    let dialled = other
+        .connect(pair.edge.local_addr(), Protocol::View, &Expected::AnyEdge)
+        .await;
+
+    // Whether the refusal comes within the handshake or right after is up to TLS.
+    if let Ok(dialled) = dialled {
+        dialled.connection.closed().await;
+    }
+    let taken = pair.edge.accept();
+    let waited = tokio::time::timeout(Duration::from_millis(200), taken).await;
+    assert!(waited.is_err(), "{waited:?}");
 }
 
 #[tokio::test]

@@ -1,12 +1,13 @@
 //! QUIC's windows and timers, per kind of connection.
 //!
-//! The dialling end of a view or request connection is an edge, and its settings say what an
-//! edge will hold in memory; the dialled end is a relay. Idle time and keep-alive are the
-//! dialler's too: the smaller idle time of both ends counts.
+//! One end of a view or request connection is an edge, and its settings say what an edge will
+//! hold in memory; the other end is a relay. Either may have dialled. Idle time and keep-alive
+//! are the edge's, for the smaller idle time of both ends counts; in gossip the dialler's.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvgrid_certs::RoleKind;
 use quinn::{IdleTimeout, VarInt};
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +16,8 @@ use super::congestion::StartRate;
 
 const KIB: u32 = 1024;
 const MIB: u32 = 1024 * KIB;
+/// Streams that an edge may have open at a relay on a connection that is not for requests.
+const RELAY_STREAMS: u32 = 8;
 
 /// What an operator may change of the transport.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,73 +67,93 @@ struct Windows {
 }
 
 impl TransportConfig {
-    /// For connections that we dial.
-    pub(super) fn dialled(&self, protocol: Protocol) -> quinn::TransportConfig {
-        let mut transport = match protocol {
+    /// For connections that we dial, being a relay or an edge.
+    pub(super) fn dialled(&self, protocol: Protocol, own: RoleKind) -> quinn::TransportConfig {
+        let mut transport = match (protocol, own) {
+            (Protocol::Gossip, _) => return self.gossip(),
+            (_, RoleKind::Edge) => return self.edge(protocol),
+            (Protocol::View, RoleKind::Relay) => self.relay(RELAY_STREAMS),
+            (Protocol::Request, RoleKind::Relay) => self.relay(self.request_streams),
+        };
+        transport.datagram_receive_buffer_size(None);
+        transport
+    }
+
+    /// For connections that dial a relay; their protocol is known only after the handshake,
+    /// when [`Self::raise_streams`] adds what it needs.
+    pub(super) fn served(&self) -> quinn::TransportConfig {
+        self.relay(RELAY_STREAMS)
+    }
+
+    /// An edge's end of a connection, whoever has dialled.
+    pub(super) fn edge(&self, protocol: Protocol) -> quinn::TransportConfig {
+        let (windows, timers) = match protocol {
             // An edge lives by its view: a relay that was killed says no goodbye, and until its
             // silence is noticed requests are sent to it. Three keep-alives fit in the idle
             // time, so that two lost in a row don't cost the connection and a resync.
-            Protocol::View => self.transport(
-                &Windows {
+            Protocol::View => (
+                Windows {
                     stream: 2 * MIB,
                     receive: 64 * MIB,
                     send: 8 * MIB,
                     bidi_streams: 0,
                     uni_streams: 128,
                 },
-                Some(&Timers {
+                Timers {
                     idle: Duration::from_secs(6),
                     keep_alive: Duration::from_secs(2),
-                }),
+                },
             ),
             // The stream window is what an edge holds for a client that does not read. The view
             // tells sooner when the relay is dead, so this one may be calmer.
-            Protocol::Request => self.transport(
-                &Windows {
+            Protocol::Request | Protocol::Gossip => (
+                Windows {
                     stream: 64 * KIB,
                     receive: 32 * MIB,
                     send: 64 * MIB,
                     bidi_streams: 0,
                     uni_streams: 0,
                 },
-                Some(&Timers {
+                Timers {
                     idle: Duration::from_secs(12),
                     keep_alive: Duration::from_secs(3),
-                }),
-            ),
-            // Two of many relays meet about once a minute, and a handshake costs more than this.
-            Protocol::Gossip => self.transport(
-                &Windows {
-                    stream: 64 * KIB,
-                    receive: MIB,
-                    send: MIB,
-                    bidi_streams: 0,
-                    uni_streams: 0,
                 },
-                Some(&Timers {
-                    idle: Duration::from_secs(30),
-                    keep_alive: Duration::from_secs(10),
-                }),
             ),
         };
-        if protocol != Protocol::Gossip {
-            transport.datagram_receive_buffer_size(None);
-        }
+        let mut transport = self.transport(&windows, Some(&timers));
+        transport.datagram_receive_buffer_size(None);
         transport
     }
 
-    /// For connections that dial us; their protocol is known only after the handshake, when
-    /// [`Self::raise_streams`] adds what it needs.
-    pub(super) fn served(&self) -> quinn::TransportConfig {
+    /// A relay's end of a connection to an edge, whoever has dialled.
+    fn relay(&self, bidi_streams: u32) -> quinn::TransportConfig {
         let windows = Windows {
             // A prompt of a million tokens comes in one flight.
             stream: 8 * MIB,
             receive: 64 * MIB,
             send: 64 * MIB,
-            bidi_streams: 8,
+            bidi_streams,
             uni_streams: 0,
         };
         self.transport(&windows, None)
+    }
+
+    /// The dialler's end of a connection between relays.
+    fn gossip(&self) -> quinn::TransportConfig {
+        // Two of many relays meet about once a minute, and a handshake costs more than this.
+        self.transport(
+            &Windows {
+                stream: 64 * KIB,
+                receive: MIB,
+                send: MIB,
+                bidi_streams: 0,
+                uni_streams: 0,
+            },
+            Some(&Timers {
+                idle: Duration::from_secs(30),
+                keep_alive: Duration::from_secs(10),
+            }),
+        )
     }
 
     /// What a served connection may have once its protocol is known.
@@ -154,7 +177,7 @@ impl TransportConfig {
         if !self.mtu_discovery {
             transport.mtu_discovery_config(None);
         }
-        // The dialled end keeps nothing alive, and waits longer than any dialler.
+        // An end without timers keeps nothing alive, and waits longer than any other.
         let idle = timers.map_or(Duration::from_secs(60), |timers| timers.idle);
         let idle = IdleTimeout::try_from(idle).expect("seconds fit in QUIC's milliseconds");
         transport
