@@ -46,6 +46,9 @@ pub(crate) struct ConfigFile {
     /// The other relays.
     #[serde(default)]
     pub(crate) gossip: GossipTable,
+    /// How edges and it come together.
+    #[serde(default)]
+    pub(crate) edges: EdgesTable,
     /// What it keeps from one start to the next.
     #[serde(default)]
     pub(crate) state: StateTable,
@@ -100,6 +103,27 @@ impl Default for GossipTable {
             scopes: vec!["public".into()],
         }
     }
+}
+
+/// Table `[edges]`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct EdgesTable {
+    /// Who dials.
+    pub(crate) connect: Connect,
+    /// Addresses of edges, `host:port`, if this relay dials; a name may lead to several.
+    pub(crate) addresses: Vec<String>,
+}
+
+/// Which end of the connections between edge and relay dials.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Connect {
+    /// Edges dial the relay.
+    #[default]
+    Edge,
+    /// The relay dials edges, for they can't reach it.
+    Relay,
 }
 
 /// Table `[state]`.

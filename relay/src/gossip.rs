@@ -218,6 +218,10 @@ impl State {
             match event {
                 MembershipEvent::Up(member) => {
                     info!(relay = %member.relay, generation = member.generation, "Relay joined");
+                    if self.membership.own().addresses.is_empty() {
+                        // It can't dial us, and has to ask whether we are alive.
+                        self.links.meet(&member);
+                    }
                 }
                 MembershipEvent::Down(member) => {
                     info!(relay = %member.relay, "Relay left or died");

@@ -2,14 +2,15 @@
 //!
 //! It learns what the site's workers have cached (`sources`, `pools`), how loaded they are
 //! (`load`), what a Dynamo site says of itself (`discovery`) and what the frontend serves
-//! (`frontend`, `card`, `catalog`), tells edges
-//! (`publish`), and hands their requests to the frontend (`proxy`).
+//! (`frontend`, `card`, `catalog`), tells edges (`publish`), and hands their requests to the
+//! frontend (`proxy`). It dials them where they can't dial it (`edges`).
 
 mod admin;
 mod card;
 mod catalog;
 mod config;
 mod discovery;
+mod edges;
 mod fetch;
 mod frontend;
 mod gossip;
@@ -18,6 +19,7 @@ mod metrics;
 mod pools;
 mod proxy;
 mod publish;
+mod services;
 mod sources;
 mod start;
 

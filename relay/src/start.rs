@@ -25,15 +25,17 @@ use tracing::{info, warn};
 use crate::admin;
 use crate::card::{self, CardReport, SiteCard};
 use crate::catalog::{self, Offer};
-use crate::config::{self, CardSettings, Config, Feeds};
+use crate::config::{self, CardSettings, Config, Connect, Feeds};
 use crate::discovery::{self, Sightings};
+use crate::edges::Dialler;
 use crate::frontend::{self, Served};
 use crate::gossip::{self, GenerationError, GenerationFile, Gossip, GossipConfig};
 use crate::load::{self, EngineReport, Gateway, Scraper};
 use crate::metrics::{self, Readings};
 use crate::pools::{PoolReport, Pools};
-use crate::proxy::{self, Frontend, FrontendSettings, ProxyContext, ProxyLimits};
-use crate::publish::{self, Hub, HubConfig};
+use crate::proxy::{Frontend, FrontendSettings, ProxyContext, ProxyLimits};
+use crate::publish::{Hub, HubConfig};
+use crate::services::Services;
 use crate::sources::dynamo_events::{self, EventSettings, Usage};
 use crate::sources::{CHANNEL_CAPACITY, FeedId, engine_zmq};
 
@@ -261,7 +263,7 @@ impl Relay {
             gateway: self.gateway.clone(),
             clock: self.clock,
         };
-        self.accept(gossip);
+        self.connect(gossip);
         let tasks = self.tasks.clone();
         self.tasks
             .spawn_vital("admin server", admin.serve(self.admin, tasks));
@@ -398,8 +400,10 @@ impl Relay {
         let generation = config.file.state.dir.join("generation");
         let mut addresses = config.addresses.clone();
         let bound = self.node.local_addr();
-        // Who listens at one address and says nothing else is reached there.
-        if addresses.is_empty() && !bound.ip().is_unspecified() {
+        // Who listens at one address and says nothing else is reached there, unless it dials
+        // because nobody reaches it.
+        let is_dialled = config.file.edges.connect == Connect::Edge;
+        if addresses.is_empty() && is_dialled && !bound.ip().is_unspecified() {
             let bound = bound.to_string();
             addresses = Addresses::new([("public", bound.as_str())]).unwrap_or_default();
         }
@@ -427,9 +431,9 @@ impl Relay {
         Ok(gossip)
     }
 
-    fn accept(&self, gossip: Gossip) {
+    fn services(&self) -> Services {
         let limits = &self.prepared.config.file.limits;
-        let proxy = Arc::new(ProxyContext::new(
+        let proxy = ProxyContext::new(
             self.prepared.frontend.clone(),
             self.prepared.config.allowed.clone(),
             ProxyLimits {
@@ -438,18 +442,24 @@ impl Relay {
             },
             self.gateway.clone(),
             (self.clock, self.tasks.clone()),
-        ));
-        let (node, hub, tasks) = (self.node.clone(), self.hub.clone(), self.tasks.clone());
+        );
+        Services::new(self.hub.clone(), Arc::new(proxy), self.tasks.clone())
+    }
+
+    /// Takes connections, and makes those that only this end can make.
+    fn connect(&self, gossip: Gossip) {
+        let (node, services) = (self.node.clone(), self.services());
+        let edges = self.prepared.config.file.edges.addresses.clone();
+        if !edges.is_empty() {
+            let tasks = self.tasks.clone();
+            let dialler = Dialler::new(node.clone(), services.clone(), self.clock, tasks);
+            self.spawn("dial edges", dialler.run(edges, luck()));
+        }
         self.spawn("accept", async move {
             while let Some(peer) = node.accept().await {
                 match peer.protocol {
-                    Protocol::View => {
-                        tasks.spawn("view session", publish::serve(hub.clone(), peer));
-                    }
-                    Protocol::Request => {
-                        let proxy = Arc::clone(&proxy);
-                        tasks.spawn("request session", proxy::serve_requests(peer, proxy));
-                    }
+                    Protocol::View => services.serve_view(peer),
+                    Protocol::Request => services.serve_requests(peer),
                     Protocol::Gossip => gossip.accept(peer).await,
                 }
             }

@@ -9,7 +9,7 @@ use kvgrid_core::ModelName;
 use kvgrid_core::membership::{Addresses, Scope};
 use kvgrid_runtime::config::ConfigError;
 
-use super::ConfigFile;
+use super::{ConfigFile, Connect, EdgesTable};
 use crate::proxy::Allowed;
 
 pub(crate) use card::CardSettings;
@@ -20,6 +20,9 @@ mod source;
 
 /// Most seeds; all other relays are learnt from one that is alive.
 const SEEDS: usize = 64;
+
+/// Most addresses of edges.
+const EDGES: usize = 64;
 
 /// Most metrics pages.
 const PAGES: usize = 1024;
@@ -60,6 +63,7 @@ impl ConfigFile {
         let mut file = self;
         file.check_waits()?;
         let (addresses, scopes) = file.reach()?;
+        file.edges.check()?;
         let frontend = http_uri("frontend.url", &file.frontend.url)?;
         if !matches!(frontend.path(), "" | "/") || frontend.query().is_some() {
             return Err(wrong("frontend.url", "has a path, which requests bring"));
@@ -124,6 +128,30 @@ impl ConfigFile {
         }
         if self.limits.workers == 0 {
             return Err(wrong("limits.workers", "is 0, so nothing would be learned"));
+        }
+        Ok(())
+    }
+}
+
+impl EdgesTable {
+    fn check(&self) -> Result<(), ConfigError> {
+        let key = "edges.addresses";
+        match (self.connect, self.addresses.is_empty()) {
+            (Connect::Edge, false) => {
+                let reason =
+                    "names edges, and only with edges.connect = \"relay\" are they dialled";
+                return Err(wrong(key, reason));
+            }
+            (Connect::Relay, true) => {
+                let reason =
+                    "names no edge, and with edges.connect = \"relay\" none is found otherwise";
+                return Err(wrong(key, reason));
+            }
+            (Connect::Edge, true) | (Connect::Relay, false) => {}
+        }
+        at_most(key, self.addresses.len(), EDGES)?;
+        for address in &self.addresses {
+            Addresses::new([("edge", address.as_str())]).map_err(|error| wrong(key, error))?;
         }
         Ok(())
     }

@@ -233,6 +233,37 @@ fn addresses_are_checked() {
 }
 
 #[test]
+fn a_relay_dials_the_edges_it_is_given_or_none() {
+    let edges = |keys: &str| format!("[edges]\n{keys}\n");
+    let refused =
+        |keys: &str, sentence| assert_refused(&[IDENTITY, FRONTEND, &edges(keys)], sentence);
+    let two = "connect = \"relay\"\naddresses = [\"a.example:7440\", \"[::1]:1\"]";
+
+    let dials = parse(&[IDENTITY, FRONTEND, &edges(two)]).unwrap();
+    let is_dialled = parse(&[IDENTITY, FRONTEND, &edges("connect = \"edge\"")]).unwrap();
+
+    assert_eq!(dials.file.edges.connect, Connect::Relay);
+    assert_eq!(dials.file.edges.addresses, ["a.example:7440", "[::1]:1"]);
+    assert_eq!(is_dialled.file.edges, EdgesTable::default());
+    refused("connect = \"relay\"", "edges.addresses: names no edge");
+    refused(
+        "addresses = [\"a:1\"]",
+        "edges.addresses: names edges, and only",
+    );
+    refused(
+        "connect = \"both\"",
+        "edges.connect: unknown variant `both`",
+    );
+    refused("adresses = []", "adresses");
+    for wrong in ["a", "a:0", ":1"] {
+        let keys = format!("connect = \"relay\"\naddresses = [\"{wrong}\"]");
+        refused(&keys, "edges.addresses: ");
+    }
+    let many = format!("connect = \"relay\"\naddresses = {:?}", ["a:1"; 65]);
+    refused(&many, "edges.addresses: has 65 entries");
+}
+
+#[test]
 fn the_environment_overrides() {
     let variables = [("KVGRID_RELAY_FRONTEND__URL", "http://10.0.0.1:80")];
 

@@ -37,7 +37,8 @@ pub(super) struct Links {
 struct Link {
     up: Option<Up>,
     dialling: bool,
-    /// Where a seed led to it, or it was connected last.
+    /// Where a seed led to it, or we reached it last. Where it dials from is no such place:
+    /// behind a NAT nobody answers there.
     seen_at: Option<SocketAddr>,
     queue: VecDeque<Bytes>,
 }
@@ -81,7 +82,16 @@ impl Links {
             link.queue.pop_front();
         }
         link.queue.push_back(packet);
-        if link.dialling {
+        self.meet(to);
+    }
+
+    /// Dials a relay, unless a connection to it is up or under way.
+    pub(super) fn meet(&mut self, to: &Member) {
+        if self.links.len() >= LINKS && !self.links.contains_key(&to.relay) {
+            return;
+        }
+        let link = self.links.entry(to.relay.clone()).or_default();
+        if link.up.is_some() || link.dialling {
             return;
         }
         let mut addresses: Vec<String> = to
@@ -129,7 +139,9 @@ impl Links {
             CloseReason::Replaced.close(&connection);
             return;
         }
-        link.seen_at = Some(connection.remote_address());
+        if dialled {
+            link.seen_at = Some(connection.remote_address());
+        }
         for packet in link.queue.drain(..) {
             send(&connection, packet);
         }
