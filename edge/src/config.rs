@@ -69,7 +69,8 @@ pub(crate) struct ListenTable {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RelaysTable {
-    /// Addresses of relays, `host:port`; a name is looked up again at each dial.
+    /// Addresses of relays, `host:port`; a name is looked up again at each dial. None where all
+    /// relays dial this edge.
     pub(crate) seeds: Vec<String>,
     /// Networks in which relays advertise addresses that this edge reaches, the best first.
     #[serde(default = "scopes")]

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvgrid_certs::{CredentialsError, GridKeyError, NodeCredentials, read_grid_key};
+use kvgrid_certs::{Accepts, CredentialsError, GridKeyError, NodeCredentials, read_grid_key};
 use kvgrid_core::EdgeId;
 use kvgrid_core::backoff::BackoffConfig;
 use kvgrid_core::filter::MixKey;
@@ -15,7 +15,7 @@ use kvgrid_prompt::{Cards, CardsConfig, LoadOptions};
 use kvgrid_runtime::admin::Health;
 use kvgrid_runtime::http::{HttpLimits, ListenError};
 use kvgrid_runtime::{
-    BindError, Clock, CloseReason, Node, NodeConfig, ReadyFile, Tasks, Termination, http,
+    BindError, Clock, CloseReason, Node, NodeConfig, Protocol, ReadyFile, Tasks, Termination, http,
 };
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -88,7 +88,11 @@ async fn serve(config: Config) -> Result<(), NodeError> {
     let credentials = NodeCredentials::load(&config.identity.files())?;
     let edge = edge_id(&credentials)?;
     let key = MixKey::from_bytes(&read_grid_key(&config.identity.grid_key)?);
-    let node = Node::bind(NodeConfig::new(config.listen.quic, credentials), &tasks)?;
+    // Most relays are dialled; those behind a NAT dial.
+    let node = NodeConfig::new(config.listen.quic, credentials)
+        .serve(Protocol::View, Accepts::Relays)
+        .serve(Protocol::Request, Accepts::Relays);
+    let node = Node::bind(node, &tasks)?;
     let doors = Doors::open(&config)?;
     let bound = doors.bound(&node)?;
     let ready_file = config.ready_file.clone();

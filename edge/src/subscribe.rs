@@ -1,7 +1,7 @@
 //! Keeps the edge's view of the grid: what every site serves, has cached and bears.
 //!
 //! Relays are found at seeds and told of by other relays; the directory keeps one follower
-//! for each. A follower dials its relay, holds a view and a request connection to it, and
+//! for each. A follower dials its relay, or waits until that has dialled; it holds a view and a request connection to it, and
 //! keeps replicas of its pools where these are wanted. What it knows goes into a watch; the
 //! grid's task chooses which relay of a site is followed, puts all of them together and
 //! publishes one immutable [`GridView`]. A relay that is out of reach keeps its place in the
@@ -27,12 +27,14 @@ use grid::Grid;
 use relay_state::RelayState;
 
 mod catalog;
+mod dialled;
 mod directory;
 mod follow;
 mod grid;
 mod inbound;
 mod links;
 mod memory;
+mod pairs;
 mod relay_state;
 mod roster;
 mod seed;
@@ -119,6 +121,11 @@ pub(crate) fn start(
     let stop = tasks.token().clone();
     tasks.spawn_vital("directory of relays", async move {
         stop.run_until_cancelled(registry.run()).await;
+    });
+    let accepting = dialled::accept(context.clone(), directory.clone());
+    let stop = tasks.token().clone();
+    tasks.spawn_vital("take relays that dial", async move {
+        stop.run_until_cancelled(accepting).await;
     });
     for (seed, jitter_seed) in config.seeds.into_iter().zip(config.jitter_seed..) {
         let seeking = seed::seek(context.clone(), directory.clone(), seed, jitter_seed);

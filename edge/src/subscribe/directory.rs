@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::dialled::{Newest, Pair};
 use super::follow::{self, Follower};
 use super::relay_state::RelayState;
 use super::roster::{Full, RELAYS, Roster};
@@ -29,6 +30,8 @@ pub(super) enum Event {
         address: SocketAddr,
         connection: PeerConnection,
     },
+    /// A relay has dialled this edge, both connections.
+    Dialled { relay: RelayId, pair: Pair },
     /// A connected relay tells whom it believes alive.
     Members {
         teller: RelayId,
@@ -77,6 +80,7 @@ impl Relays {
 /// How a follower is reached.
 struct Handle {
     adopt: mpsc::Sender<PeerConnection>,
+    dialled: Newest,
     addresses: watch::Sender<Vec<String>>,
     stop: CancellationToken,
 }
@@ -145,6 +149,16 @@ impl Registry {
                 self.follow_all(known);
                 self.hand_over(&relay, connection);
             }
+            Event::Dialled { relay, pair } => {
+                let known = self.roster.handle_dialled(relay.clone());
+                self.follow_all(known);
+                match self.followers.get(&relay) {
+                    // Even if it is connected: the relay knows best that it is not, as after
+                    // a restart that this end has not noticed yet.
+                    Some(follower) => follower.dialled.put(pair),
+                    None => pair.close(CloseReason::Limit),
+                }
+            }
             Event::Members { teller, members } => {
                 let (new, known) = self.roster.handle_members(teller, members, now);
                 self.follow_all(known);
@@ -196,6 +210,7 @@ impl Registry {
         let (state, told) = watch::channel(RelayState::default());
         let (addresses, dial_at) = watch::channel(Vec::new());
         let (adopt, adopted) = mpsc::channel(1);
+        let dialled = Newest::default();
         let wanted = watch::Sender::new(false);
         let follower = Follower {
             context: self.context.clone(),
@@ -207,6 +222,7 @@ impl Registry {
             relay: relay.clone(),
             addresses: dial_at,
             adopted,
+            dialled: dialled.clone(),
             wanted: wanted.subscribe(),
             jitter_seed: self.jitter_seed,
         };
@@ -224,6 +240,7 @@ impl Registry {
         });
         Handle {
             adopt,
+            dialled,
             addresses,
             stop,
         }
@@ -233,6 +250,9 @@ impl Registry {
         info!(%relay, "Relay is no member any more");
         if let Some(follower) = self.followers.remove(relay) {
             follower.stop.cancel();
+            if let Some(pair) = follower.dialled.take() {
+                pair.close(CloseReason::Done);
+            }
         }
         self.relays.lock().remove(relay);
         self.context.changed.notify_one();

@@ -1,4 +1,7 @@
 //! Reaches one relay again and again, and follows it while it is connected.
+//!
+//! A relay that dials this edge itself is taken as it comes, and its newest connections count:
+//! they replace those that are up, whoever has dialled them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,6 +17,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
+use super::dialled::{Newest, Pair};
 use super::directory::{Directory, Event};
 use super::memory::Memory;
 use super::relay_state::{RelayIdentity, RelayState};
@@ -41,6 +45,8 @@ pub(super) struct Follower {
     pub(super) addresses: watch::Receiver<Vec<String>>,
     /// View connections to it that others have made.
     pub(super) adopted: mpsc::Receiver<PeerConnection>,
+    /// Connections that it has dialled itself.
+    pub(super) dialled: Newest,
     /// Whether its pools are wanted.
     pub(super) wanted: watch::Receiver<bool>,
     pub(super) jitter_seed: u64,
@@ -51,6 +57,25 @@ struct Reached {
     identity: RelayIdentity,
     view: PeerConnection,
     request: PeerConnection,
+}
+
+impl Reached {
+    fn new(view: PeerConnection, request: PeerConnection) -> Result<Self, ReachError> {
+        let Some((site, relay)) = view.peer.as_relay() else {
+            return Err(ReachError::NoRelay(view.peer.to_string()));
+        };
+        let identity = RelayIdentity {
+            relay: relay.clone(),
+            site: site.clone(),
+            region: view.peer.region().cloned(),
+            labels: view.peer.labels().clone(),
+        };
+        Ok(Self {
+            identity,
+            view,
+            request,
+        })
+    }
 }
 
 /// Reaches the relay and serves each connection to its end; ends by being dropped.
@@ -90,6 +115,11 @@ impl Follower {
             // Cancel safe: a connection that is not up yet is dropped, which closes it.
             tokio::select! {
                 biased;
+                () = self.dialled.filled() => {
+                    if let Some(Pair { view, request }) = self.dialled.take() {
+                        return Reached::new(view, request);
+                    }
+                }
                 Some(view) = self.adopted.recv() => {
                     return complete(&self.context, &self.relay, view).await;
                 }
@@ -142,6 +172,7 @@ impl Follower {
         let end = Session::run(self, memory, view, request).await;
         let reason = match end {
             SessionEnd::Stopping => CloseReason::Stopping,
+            SessionEnd::Replaced => CloseReason::Replaced,
             _ => CloseReason::Done,
         };
         reason.close(&view_end);
@@ -212,24 +243,17 @@ async fn complete(
     relay: &RelayId,
     view: PeerConnection,
 ) -> Result<Reached, ReachError> {
-    let Some((site, _)) = view.peer.as_relay() else {
-        return Err(ReachError::NoRelay(view.peer.to_string()));
-    };
-    let identity = RelayIdentity {
-        relay: relay.clone(),
-        site: site.clone(),
-        region: view.peer.region().cloned(),
-        labels: view.peer.labels().clone(),
-    };
     let expected = Expected::Relay(relay.clone());
     let address = view.connection.remote_address();
     let request = context
         .node
         .connect(address, Protocol::Request, &expected)
-        .await?;
-    Ok(Reached {
-        identity,
-        view,
-        request,
-    })
+        .await;
+    match request {
+        Ok(request) => Reached::new(view, request),
+        Err(error) => {
+            view.close(CloseReason::Done);
+            Err(error.into())
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Which relays an edge follows.
 //!
-//! Relays are found by dialling seeds, and are told of by relays that are connected. What is
+//! Relays are found by dialling seeds, dial themselves, and are told of by relays that are
+//! connected. One that only dials has no address, and is waited for. What is
 //! told is a hint whom to dial and no more: a relay that is connected is followed whatever
 //! others say of it, and one that is gone is given up only on the word of others.
 
@@ -48,6 +49,11 @@ impl Roster {
     pub(super) fn handle_found(&mut self, relay: RelayId, at: SocketAddr) -> Result<(), Full> {
         self.entry(relay)?.found_at = Some(at);
         Ok(())
+    }
+
+    /// A relay has dialled: where it did so from is no address of it.
+    pub(super) fn handle_dialled(&mut self, relay: RelayId) -> Result<(), Full> {
+        self.entry(relay).map(drop)
     }
 
     /// A connected relay tells whom it believes alive, itself among them. Gives those that it
@@ -202,6 +208,21 @@ mod tests {
         );
         assert_eq!(roster.addresses(&relay("b"), &scopes), ["b.example:7440"]);
         assert_eq!(roster.addresses(&relay("b"), &[]), [""; 0]);
+    }
+
+    #[test]
+    fn a_relay_that_dials_is_followed_and_not_dialled() {
+        let mut roster = connected_to_a();
+
+        roster.handle_dialled(relay("c")).unwrap();
+        roster.handle_connected(&relay("c"), at(1));
+        roster
+            .handle_members(relay("c"), [(relay("c"), Addresses::none())], at(1))
+            .unwrap();
+
+        assert!(roster.relays().any(|known| *known == relay("c")));
+        let scopes = [Scope::new("public").unwrap()];
+        assert_eq!(roster.addresses(&relay("c"), &scopes), [""; 0]);
     }
 
     #[test]

@@ -42,6 +42,8 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) enum SessionEnd {
     #[error("the edge stops")]
     Stopping,
+    #[error("the relay has dialled anew")]
+    Replaced,
     #[error("view connection: {0}")]
     View(ConnectionError),
     #[error("request connection: {0}")]
@@ -91,7 +93,7 @@ impl<'a> Session<'a> {
         };
         let (events, inbound) = mpsc::channel(EVENTS);
         let connection = view.connection.clone();
-        let clock = follower.context.clock;
+        let (clock, dialled) = (follower.context.clock, follower.dialled.clone());
         let session = Session {
             context: &follower.context,
             publish: &follower.publish,
@@ -110,6 +112,7 @@ impl<'a> Session<'a> {
             error = read_control(answers, events.clone()) => error.into(),
             error = read_streams(connection, events) => error.into(),
             end = session.serve(inbound) => end,
+            () = dialled.filled() => SessionEnd::Replaced,
         };
         // Here, since a lost connection is often a reader's end first.
         memory.handle_disconnect(clock.now());
