@@ -17,7 +17,6 @@ mod process;
 mod site;
 
 use std::fs::File;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -30,6 +29,7 @@ pub use plane::Published;
 pub use site::{KvSource, Site, SiteOptions};
 
 use crate::lock::{self, target_dir};
+use crate::skip::skip;
 
 /// Set to `1` to leave out the tests that need real Dynamo.
 pub const SKIP_VARIABLE: &str = "KVGRID_SKIP_DYNAMO";
@@ -76,10 +76,4 @@ impl Dynamo {
 
 fn requirements_file() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/dynamo-requirements.txt")
-}
-
-/// Says that a test was skipped, where cargo's capture of passing tests doesn't swallow it.
-fn skip(test: &str, reason: &str) {
-    // libtest captures the print macros, not the handle; the line is lost only with stderr.
-    let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
 }

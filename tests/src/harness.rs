@@ -93,17 +93,14 @@ impl Grid {
             for relay in site.relay_names() {
                 grid.certify(&relay_identity(&trust_domain, &site, &relay)?)?;
             }
-            let site = Site::start(site, &grid.program, grid.dir.path())?;
+            let site = Site::start(site, plan.ip, &grid.program, grid.dir.path())?;
             grid.sites.insert(site.name().to_owned(), site);
         }
-        for name in grid.sites.keys().cloned().collect::<Vec<_>>() {
-            grid.site_mut(&name)?.engine_ready().await?;
-            grid.start_relays(&name).await?;
-        }
+        grid.start_relays(false).await?;
         for edge in plan.edges {
             grid.certify(&edge_identity(&trust_domain, &edge)?)?;
             let (late, name) = (edge.late, edge.name.clone());
-            let edge = Edge::new(edge, &grid.program, grid.dir.path());
+            let edge = Edge::new(edge, plan.ip, &grid.program, grid.dir.path());
             grid.edges.insert(name.clone(), edge);
             if !late {
                 grid.launch_edge(&name)?;
@@ -112,8 +109,36 @@ impl Grid {
         for edge in grid.edges.values_mut().filter(|edge| edge.is_started()) {
             edge.ready().await?;
         }
+        grid.let_relays_dial()?;
+        grid.start_relays(true).await?;
         grid.until_complete().await?;
         Ok(grid)
+    }
+
+    /// Starts the relays of all sites that dial edges, or of all others.
+    async fn start_relays(&mut self, dialling: bool) -> anyhow::Result<()> {
+        let sites = self.sites.values().filter(|site| site.dials() == dialling);
+        let names: Vec<String> = sites.map(|site| site.name().to_owned()).collect();
+        for name in names {
+            self.site_mut(&name)?.engine_ready().await?;
+            self.start_relays_of(&name).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells relays that dial where the edges are that run.
+    fn let_relays_dial(&mut self) -> anyhow::Result<()> {
+        for site in self.sites.values_mut().filter(|site| site.dials()) {
+            let relays: Vec<String> = site.quic().map(|(relay, _)| relay.to_owned()).collect();
+            let edges = self.edges.values_mut().filter(|edge| edge.is_started());
+            for edge in edges {
+                for relay in &relays {
+                    let address = edge.dialled_by(site.name(), relay, &self.links)?;
+                    site.dial(relay, address)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Starts an edge that was planned to be late; does not wait until it knows the sites.
@@ -122,7 +147,7 @@ impl Grid {
         self.edge_mut(edge)?.ready().await
     }
 
-    async fn start_relays(&mut self, site: &str) -> anyhow::Result<()> {
+    async fn start_relays_of(&mut self, site: &str) -> anyhow::Result<()> {
         for relay in self.site(site)?.relay_names() {
             self.restart_relay(&relay).await?;
         }
@@ -131,20 +156,21 @@ impl Grid {
 
     /// Where relays find others: at the first one, once that is up.
     fn seeds(&self) -> Vec<SocketAddr> {
-        let first = self.sites.values().flat_map(Site::quic).next();
+        let dialled = self.sites.values().filter(|site| !site.dials());
+        let first = dialled.flat_map(Site::quic).next();
         let first = first.filter(|(_, address)| self.mesh && address.port() != 0);
         first.into_iter().map(|(_, address)| address).collect()
     }
 
     fn launch_edge(&mut self, name: &str) -> anyhow::Result<()> {
         let of = |site: &Site| {
-            let relays = site.quic();
+            let relays = site.quic().filter(|_| !site.dials());
             relays.map(|(relay, at)| (relay.to_owned(), at)).collect()
         };
         let sites = self.sites.iter();
         let addresses = sites.map(|(name, site)| (name.clone(), of(site))).collect();
-        let (links, dir) = (self.links.clone(), self.dir.path().to_owned());
-        self.edge_mut(name)?.start(&addresses, &links, &dir)
+        let links = self.links.clone();
+        self.edge_mut(name)?.start(&addresses, &links)
     }
 
     fn certify(&self, identity: &Identity) -> anyhow::Result<()> {
@@ -280,7 +306,7 @@ impl Grid {
     /// Starts a killed site again: a new engine, cold, where the old one was.
     pub async fn restart_site(&mut self, site: &str) -> anyhow::Result<()> {
         self.site_mut(site)?.restart_engine().await?;
-        self.start_relays(site).await
+        self.start_relays_of(site).await
     }
 
     /// A relay dies while its engine lives on.
@@ -326,6 +352,14 @@ impl Grid {
             answers += site.engine(&self.client).await?.answers;
         }
         Ok(answers)
+    }
+
+    /// Where a relay listens.
+    pub fn relay_address(&self, relay: &str) -> anyhow::Result<SocketAddr> {
+        let mut relays = self.sites.values().flat_map(Site::quic);
+        let found = relays.find(|(name, _)| *name == relay);
+        let (_, address) = found.with_context(|| format!("there is no relay {relay}"))?;
+        Ok(address)
     }
 
     /// The switch of the link between an edge and a relay.

@@ -7,4 +7,6 @@ pub mod emulator;
 pub mod harness;
 pub mod link;
 mod lock;
+pub mod netns;
 pub mod node;
+mod skip;

@@ -90,7 +90,7 @@ impl Grid {
             addresses: seeds,
             straight: false,
         };
-        config::write(&dir, EDGE, &config::edge(&dir, EDGE, &seeds))?;
+        config::write(&dir, EDGE, &config::edge(&dir, EDGE, config::ANY, &seeds))?;
         grid.start_edge().await?;
         Ok(grid)
     }

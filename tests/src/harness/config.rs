@@ -144,7 +144,14 @@ fn source(source: &Source) -> String {
     }
 }
 
+/// What a relay is told besides if it dials edges at these addresses.
+pub(super) fn dials(edges: &[SocketAddr]) -> String {
+    let edges: Vec<String> = edges.iter().map(ToString::to_string).collect();
+    format!("[edges]\nconnect = \"relay\"\naddresses = {edges:?}\n")
+}
+
 /// Where an edge finds the grid.
+#[derive(Debug)]
 pub(crate) struct Seeds {
     /// Addresses of relays, or of links to them.
     pub(crate) addresses: Vec<SocketAddr>,
@@ -156,7 +163,7 @@ pub(crate) struct Seeds {
 
 /// An edge. It may take its time to tokenise: on a machine that is busy with a whole grid,
 /// decisions without tokens would come by chance.
-pub(crate) fn edge(dir: &Path, name: &str, seeds: &Seeds) -> String {
+pub(crate) fn edge(dir: &Path, name: &str, quic: SocketAddr, seeds: &Seeds) -> String {
     let scopes: &[&str] = if seeds.straight { &["public"] } else { &[] };
     let quorum = seeds.quorum;
     // Clients of straight edges go elsewhere once one is not ready.
@@ -164,7 +171,7 @@ pub(crate) fn edge(dir: &Path, name: &str, seeds: &Seeds) -> String {
     let seeds: Vec<String> = seeds.addresses.iter().map(ToString::to_string).collect();
     format!(
         "{identity}\
-         [listen]\nquic = \"{ANY}\"\nclient = \"{ANY}\"\n\
+         [listen]\nquic = \"{quic}\"\nclient = \"{ANY}\"\n\
          [relays]\nseeds = {seeds:?}\nscopes = {scopes:?}\nquorum = {quorum}\n\
          [headers]\nexplain = true\n\
          [prompt]\ndeadline = \"10s\"\n\

@@ -1,8 +1,8 @@
 //! An edge of a grid, and its links.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::path::Path;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use kvgrid_runtime::Tasks;
@@ -20,27 +20,32 @@ pub(super) struct Edge {
     /// By the relays' names.
     links: BTreeMap<String, Forwarder>,
     addresses: Addresses,
-    started: bool,
+    /// Where it is dialled; the same in all its lives.
+    quic: SocketAddr,
+    seeds: Option<config::Seeds>,
+    dir: PathBuf,
 }
 
 impl Edge {
-    pub(super) fn new(plan: EdgePlan, program: &Path, dir: &Path) -> Self {
+    /// An edge that is dialled at `ip`.
+    pub(super) fn new(plan: EdgePlan, ip: IpAddr, program: &Path, dir: &Path) -> Self {
         Self {
             process: Process::new(program, "edge", dir, &plan.name),
             plan,
             links: BTreeMap::new(),
             addresses: Addresses::new(),
-            started: false,
+            quic: SocketAddr::new(ip, 0),
+            seeds: None,
+            dir: dir.to_owned(),
         }
     }
 
     /// Puts links to the relays of these sites and starts the edge behind them, or straight
-    /// at the first relay if the edge has no links.
+    /// at the first relay if the edge has no links. Relays that dial are not among those.
     pub(super) fn start(
         &mut self,
         sites: &BTreeMap<String, Vec<(String, SocketAddr)>>,
         tasks: &Tasks,
-        dir: &Path,
     ) -> anyhow::Result<()> {
         let name = &self.plan.name;
         for (site, link) in &self.plan.links {
@@ -59,7 +64,7 @@ impl Edge {
                 self.links.insert(relay.clone(), link);
             }
         }
-        let straight = self.links.is_empty();
+        let straight = self.plan.links.is_empty();
         let addresses = if straight {
             let first = sites.values().flatten().next();
             vec![first.context("a grid has a relay")?.1]
@@ -71,18 +76,51 @@ impl Edge {
         } else {
             self.plan.links.len()
         };
-        let seeds = config::Seeds {
+        self.seeds = Some(config::Seeds {
             addresses,
             straight,
             quorum,
-        };
-        config::write(dir, name, &config::edge(dir, name, &seeds))?;
-        self.started = true;
+        });
+        self.launch()
+    }
+
+    fn launch(&mut self) -> anyhow::Result<()> {
+        let (name, dir) = (&self.plan.name, &self.dir);
+        let seeds = self.seeds.as_ref();
+        let seeds = seeds.with_context(|| format!("{name} was not started"))?;
+        config::write(dir, name, &config::edge(dir, name, self.quic, seeds))?;
         self.process.start()
+    }
+
+    /// Where a relay dials this edge: at a link of its own, if the edge has one to its site.
+    pub(super) fn dialled_by(
+        &mut self,
+        site: &str,
+        relay: &str,
+        tasks: &Tasks,
+    ) -> anyhow::Result<SocketAddr> {
+        let Some(link) = self.plan.links.get(site) else {
+            return Ok(self.quic);
+        };
+        let config = ForwarderConfig {
+            name: format!("{relay} to {}", self.plan.name),
+            listen: config::ANY,
+            target: self.quic,
+            seed: self.links.len() as u64,
+            link: link.clone(),
+        };
+        let link = Forwarder::start(&config, tasks)?;
+        let address = link.address();
+        self.links.insert(relay.to_owned(), link);
+        Ok(address)
     }
 
     pub(super) async fn ready(&mut self) -> anyhow::Result<()> {
         self.addresses = self.process.ready().await?;
+        self.quic = *self
+            .addresses
+            .get("quic")
+            .context("an edge has a QUIC address")?;
         Ok(())
     }
 
@@ -98,12 +136,12 @@ impl Edge {
     }
 
     pub(super) async fn launch_again(&mut self) -> anyhow::Result<()> {
-        self.process.start()?;
+        self.launch()?;
         self.ready().await
     }
 
     pub(super) fn is_started(&self) -> bool {
-        self.started
+        self.seeds.is_some()
     }
 
     pub(super) fn client_url(&self) -> anyhow::Result<String> {

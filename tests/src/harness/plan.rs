@@ -1,6 +1,7 @@
 //! What a grid is made of: sites, edges and the links between them.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use crate::emulator::EngineConfig;
@@ -17,6 +18,10 @@ pub struct SitePlan {
     pub engine: EngineConfig,
     /// How many relays stand beside it; `<site>-1` is the first.
     pub relays: usize,
+    /// Whether its relays dial the edges.
+    pub dials: bool,
+    /// The network namespace that all of it runs in, if it is another than the test's.
+    pub namespace: Option<String>,
 }
 
 /// An edge and its links to sites.
@@ -34,7 +39,7 @@ pub struct EdgePlan {
 }
 
 /// A grid to be started.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct GridPlan {
     /// Its sites.
     pub sites: Vec<SitePlan>,
@@ -42,6 +47,19 @@ pub struct GridPlan {
     pub edges: Vec<EdgePlan>,
     /// Whether relays gossip: each is told of the first one.
     pub mesh: bool,
+    /// Where relays and edges listen that are dialled.
+    pub ip: IpAddr,
+}
+
+impl Default for GridPlan {
+    fn default() -> Self {
+        Self {
+            sites: Vec::new(),
+            edges: Vec::new(),
+            mesh: false,
+            ip: Ipv4Addr::LOCALHOST.into(),
+        }
+    }
 }
 
 impl SitePlan {
@@ -66,6 +84,29 @@ impl GridPlan {
     /// Lets relays gossip.
     pub fn mesh(mut self) -> Self {
         self.mesh = true;
+        self
+    }
+
+    /// Lets relays and edges listen there.
+    pub fn at(mut self, ip: IpAddr) -> Self {
+        self.ip = ip;
+        self
+    }
+
+    /// Lets the relays of the site that was added last dial the edges, by links of the same
+    /// round trips.
+    pub fn dials(mut self) -> Self {
+        if let Some(site) = self.sites.last_mut() {
+            site.dials = true;
+        }
+        self
+    }
+
+    /// Lets the site that was added last run in a network namespace.
+    pub fn in_namespace(mut self, name: &str) -> Self {
+        if let Some(site) = self.sites.last_mut() {
+            site.namespace = Some(name.to_owned());
+        }
         self
     }
 
@@ -100,6 +141,8 @@ impl GridPlan {
             region: region.to_owned(),
             engine,
             relays: 1,
+            dials: false,
+            namespace: None,
         });
         self
     }

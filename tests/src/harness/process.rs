@@ -25,7 +25,7 @@ pub(crate) const POLL: Duration = Duration::from_millis(10);
 /// Lines of the output that an error shows.
 const SHOWN_LINES: usize = 40;
 /// Tells a node that its standard input is a leash.
-const LEASH: &str = "KVGRID_NODE_LEASH";
+pub(crate) const LEASH: &str = "KVGRID_NODE_LEASH";
 
 /// A node that can be stopped and started again.
 #[derive(Debug)]
@@ -58,6 +58,15 @@ impl Process {
             log: path("log"),
             child: None,
         }
+    }
+
+    /// The same node, in a network namespace of the machine.
+    pub(crate) fn within(mut self, namespace: &str) -> Self {
+        let program = std::mem::replace(&mut self.program, "ip".into());
+        let entering = ["netns", "exec", namespace].map(OsString::from);
+        let entering = entering.into_iter().chain([program.into()]);
+        self.arguments.splice(0..0, entering);
+        self
     }
 
     /// Starts it; output is appended to its file.

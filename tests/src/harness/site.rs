@@ -1,7 +1,7 @@
 //! A site of a grid: an emulated engine and the relay beside it.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -12,6 +12,8 @@ use super::plan::SitePlan;
 use super::process::Process;
 use crate::client::Client;
 use crate::node::Addresses;
+
+const ANYWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 #[derive(Debug)]
 pub(super) struct Site {
@@ -27,6 +29,8 @@ struct Relay {
     process: Process,
     /// Where it listens; the same in all its lives.
     quic: SocketAddr,
+    /// Where it dials edges, if it does.
+    edges: Vec<SocketAddr>,
 }
 
 /// What an emulated engine tells tests.
@@ -39,15 +43,33 @@ pub(super) struct EngineState {
 }
 
 impl Site {
-    /// Starts the engine; [`ready`](Self::ready) goes on with the relays.
-    pub(super) fn start(plan: SitePlan, program: &Path, dir: &Path) -> anyhow::Result<Self> {
+    /// Starts the engine; [`ready`](Self::ready) goes on with the relays, which listen at `ip`
+    /// if they are dialled.
+    pub(super) fn start(
+        plan: SitePlan,
+        ip: IpAddr,
+        program: &Path,
+        dir: &Path,
+    ) -> anyhow::Result<Self> {
+        let process = |kind: &str, name: &str| {
+            let process = Process::new(program, kind, dir, name);
+            match &plan.namespace {
+                Some(namespace) => process.within(namespace),
+                None => process,
+            }
+        };
+        // Who dials is not bound to one network.
+        let ip = if plan.dials { ANYWHERE } else { ip };
         let relay = |name: String| {
-            let process = Process::new(program, "relay", dir, &name);
-            let quic = config::ANY;
-            (name, Relay { process, quic })
+            let relay = Relay {
+                process: process("relay", &name),
+                quic: SocketAddr::new(ip, 0),
+                edges: Vec::new(),
+            };
+            (name, relay)
         };
         let mut site = Self {
-            engine: Process::new(program, "emulator", dir, &plan.engine_name()),
+            engine: process("emulator", &plan.engine_name()),
             relays: plan.relay_names().map(relay).collect(),
             plan,
             engine_addresses: Addresses::new(),
@@ -65,6 +87,17 @@ impl Site {
 
     pub(super) fn relay_names(&self) -> Vec<String> {
         self.plan.relay_names().collect()
+    }
+
+    /// Whether its relays dial the edges; then they are started after those.
+    pub(super) const fn dials(&self) -> bool {
+        self.plan.dials
+    }
+
+    /// Lets a relay dial an edge there.
+    pub(super) fn dial(&mut self, relay: &str, edge: SocketAddr) -> anyhow::Result<()> {
+        self.relay_mut(relay)?.edges.push(edge);
+        Ok(())
     }
 
     pub(super) fn name(&self) -> &str {
@@ -166,7 +199,10 @@ impl Site {
         let beside = config::Beside::engine(&self.plan.engine, &self.engine_addresses);
         let dir = self.dir.clone();
         let relay = self.relay_mut(name)?;
-        let text = config::relay(&dir, name, &beside, relay.quic, seeds);
+        let mut text = config::relay(&dir, name, &beside, relay.quic, seeds);
+        if !relay.edges.is_empty() {
+            text.push_str(&config::dials(&relay.edges));
+        }
         config::write(&dir, name, &text)?;
         relay.process.start()?;
         let bound = relay.process.ready().await?;
