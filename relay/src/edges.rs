@@ -231,3 +231,6 @@ impl Drop for Place {
         self.reached.lock().remove(&self.edge);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,6 +17,7 @@ use kvgrid_certs::{Identity, Overwrite, TrustDomain, Validity};
 use kvgrid_core::{EdgeId, Region, RelayId, SiteId};
 use kvgrid_runtime::Tasks;
 use tempfile::TempDir;
+use tokio::time::{Instant, sleep};
 
 use crate::client::Client;
 use crate::link::Switch;
@@ -352,6 +353,27 @@ impl Grid {
             answers += site.engine(&self.client).await?.answers;
         }
         Ok(answers)
+    }
+
+    /// Waits until a relay knows so many relays alive, itself among them.
+    pub async fn until_members(&self, relay: &str, members: usize) -> anyhow::Result<()> {
+        let mut sites = self.sites.values();
+        let site = sites.find(|site| site.has_relay(relay));
+        let site = site.with_context(|| format!("there is no relay {relay}"))?;
+        let wanted = format!("kvgrid_relay_members {members}");
+        let deadline = Instant::now() + PATIENCE;
+        while !site
+            .metrics(relay, &self.client)
+            .await?
+            .lines()
+            .any(|line| line == wanted)
+        {
+            if Instant::now() > deadline {
+                bail!("not after {PATIENCE:?}: {relay} knows {members} relays");
+            }
+            sleep(process::POLL).await;
+        }
+        Ok(())
     }
 
     /// Where a relay listens.

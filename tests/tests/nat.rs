@@ -135,6 +135,8 @@ async fn a_site_behind_a_nat_serves_an_edge_that_can_not_dial_it() {
         .edge("eu-1", "eu", &[]);
     let mut grid = Grid::start(plan, program()).await.unwrap();
 
+    // They gossip, though only home can dial.
+    grid.until_members("fra-1", 2).await.unwrap();
     assert_only_fra_can_be_dialled(&grid).await;
 
     grid.kill_site("fra").unwrap();
@@ -151,11 +153,12 @@ async fn a_site_behind_a_nat_serves_an_edge_that_can_not_dial_it() {
     assert!(warm.overlap_tokens > 19_000, "{warm:?}");
     assert!(warm.cached_tokens >= warm.overlap_tokens, "{warm:?}");
 
-    // The edge comes back where it was; the site finds it by itself.
+    // The others come back where they were; home finds them by itself.
     grid.kill_edge("eu-1").unwrap();
     grid.restart_site("fra").await.unwrap();
     grid.restart_edge("eu-1").await.unwrap();
     grid.until_complete().await.unwrap();
+    grid.until_members("fra-1", 2).await.unwrap();
     let again = grid.turn("eu-1", &mut talk).await.unwrap();
     assert_eq!(again.site, "home", "{again:?}");
     assert!(again.overlap_tokens > 19_000, "{again:?}");

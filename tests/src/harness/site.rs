@@ -31,6 +31,8 @@ struct Relay {
     quic: SocketAddr,
     /// Where it dials edges, if it does.
     edges: Vec<SocketAddr>,
+    /// Where operators reach it.
+    admin: Option<SocketAddr>,
 }
 
 /// What an emulated engine tells tests.
@@ -65,6 +67,7 @@ impl Site {
                 process: process("relay", &name),
                 quic: SocketAddr::new(ip, 0),
                 edges: Vec::new(),
+                admin: None,
             };
             (name, relay)
         };
@@ -153,6 +156,14 @@ impl Site {
         self.relays.contains_key(relay)
     }
 
+    /// A relay's metrics page.
+    pub(super) async fn metrics(&self, relay: &str, client: &Client) -> anyhow::Result<String> {
+        let found = self.relays.get(relay).and_then(|relay| relay.admin);
+        let admin = found.with_context(|| format!("{relay} was not started"))?;
+        let page = client.get(&format!("http://{admin}/metrics")).await?;
+        Ok(page.text())
+    }
+
     pub(super) fn kill_relay(&mut self, relay: &str) -> anyhow::Result<()> {
         self.relay_mut(relay)?.process.kill();
         Ok(())
@@ -207,6 +218,7 @@ impl Site {
         relay.process.start()?;
         let bound = relay.process.ready().await?;
         relay.quic = *bound.get("quic").context("a relay has a QUIC address")?;
+        relay.admin = bound.get("admin").copied();
         Ok(())
     }
 }
