@@ -1,5 +1,6 @@
 //! Relays that gossip over real connections on loopback.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kvgrid_certs::{Accepts, CertAuthority, TrustDomain};
@@ -20,6 +21,8 @@ struct TestRelay {
     name: &'static str,
     node: Node,
     gossip: Gossip,
+    /// How often others have dialled it.
+    dialled: Arc<AtomicUsize>,
     tasks: Tasks,
 }
 
@@ -46,11 +49,29 @@ impl Setting {
     fn relay(&self, name: &'static str, seeds: &[SocketAddr]) -> TestRelay {
         let tasks = Tasks::new();
         let node = self.node(name, &tasks);
+        let at = node.local_addr().to_string();
+        let addresses = Addresses::new([("public", at.as_str())]).unwrap();
+        self.start(name, (node, tasks), addresses, seeds)
+    }
+
+    /// Starts a relay that tells nobody where it is.
+    fn unreachable(&self, name: &'static str, seeds: &[SocketAddr]) -> TestRelay {
+        let tasks = Tasks::new();
+        let node = self.node(name, &tasks);
+        self.start(name, (node, tasks), Addresses::none(), seeds)
+    }
+
+    fn start(
+        &self,
+        name: &'static str,
+        (node, tasks): (Node, Tasks),
+        addresses: Addresses,
+        seeds: &[SocketAddr],
+    ) -> TestRelay {
         let generation = self.dir.path().join(name).join("generation");
         let config = GossipConfig {
             relay: RelayId::new(&format!("{name}-1")).unwrap(),
-            addresses: Addresses::new([("public", node.local_addr().to_string().as_str())])
-                .unwrap(),
+            addresses,
             seeds: seeds.iter().map(ToString::to_string).collect(),
             scopes: vec![Scope::new("public").unwrap()],
             generation: GenerationFile::next(&generation).unwrap(),
@@ -58,8 +79,11 @@ impl Setting {
         };
         let gossip = start(config, &node, Clock::start(), &tasks);
         let (accepting, taking) = (node.clone(), gossip.clone());
+        let dialled = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&dialled);
         tasks.spawn("accept", async move {
             while let Some(peer) = accepting.accept().await {
+                count.fetch_add(1, Ordering::Relaxed);
                 taking.accept(peer).await;
             }
         });
@@ -67,6 +91,7 @@ impl Setting {
             name,
             node,
             gossip,
+            dialled,
             tasks,
         }
     }
@@ -135,6 +160,34 @@ async fn relays_that_know_one_other_each_find_all() {
     let public = [Scope::new("public").unwrap()];
     let address: Vec<_> = address.reachable(&public).collect();
     assert_eq!(address, [d.address().to_string()]);
+}
+
+#[tokio::test]
+async fn a_relay_that_nobody_reaches_is_a_member_and_never_dialled() {
+    let setting = Setting::new();
+    let b = setting.relay("b", &[]);
+    let c = setting.relay("c", &[b.address()]);
+    let d = setting.relay("d", &[b.address()]);
+    // One before and one behind the others by name, for the lower name's connection is kept.
+    let a = setting.unreachable("a", &[b.address()]);
+    let z = setting.unreachable("z", &[c.address()]);
+
+    // These two can't meet, and know each other by the word of others.
+    until_all_know(&[&a, &b, &c, &d, &z], &["a", "b", "c", "d", "z"]).await;
+
+    // Both meet each of the others, without having to wait for their turn to ask.
+    for met in [&b, &c, &d] {
+        let both = async {
+            while met.dialled.load(Ordering::Relaxed) < 2 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let both = tokio::time::timeout(Duration::from_secs(3), both).await;
+        assert!(both.is_ok(), "{} was not met", met.name);
+    }
+    for relay in [&a, &z] {
+        assert_eq!(relay.dialled.load(Ordering::Relaxed), 0, "{}", relay.name);
+    }
 }
 
 #[tokio::test]
