@@ -61,7 +61,8 @@ async fn a_relay_that_dials_is_routed_to_like_any_other() {
     assert_warm_at_home(&second);
     let known = grid.known("eu-1").await.unwrap();
     let relay = &known.site("home").unwrap().relays[0];
-    assert!(relay.rtt_ms >= 90.0, "{relay:?}");
+    // Packets of the emulated link are half a millisecond early at most.
+    assert!(relay.rtt_ms > 88.0, "{relay:?}");
     grid.stop().await.unwrap();
 }
 

@@ -179,10 +179,14 @@ impl Links {
         }
     }
 
-    /// The relay is no member any more. Its address is kept, for it may be back.
+    /// The relay is no member any more. Its address is kept, for it may be back: it is dialled
+    /// anew then, even if QUIC has not noticed yet that nobody is at the other end.
     pub(super) fn forget(&mut self, relay: &RelayId) {
         if let Some(link) = self.links.get_mut(relay) {
             link.queue.clear();
+            if let Some(up) = link.up.take_if(|up| up.dialled) {
+                CloseReason::Done.close(&up.connection);
+            }
             let alive = link.up.is_some() || link.dialling;
             if !alive && link.seen_at.is_none() {
                 self.links.remove(relay);
