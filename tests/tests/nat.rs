@@ -121,6 +121,20 @@ async fn a_relay_that_dials_is_there_again_after_a_cut() {
 }
 
 #[tokio::test]
+async fn an_edge_whose_relays_all_dial_needs_no_seed() {
+    let plan = GridPlan::default()
+        .site("home", "us")
+        .dials()
+        .edge("eu-1", "eu", &[("home", 4)]);
+    let grid = Grid::start_alone(plan, program()).await.unwrap();
+
+    let turn = grid.turn("eu-1", &mut conversation(1)).await.unwrap();
+
+    assert_eq!(turn.site, "home", "{turn:?}");
+    grid.stop().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_site_behind_a_nat_serves_an_edge_that_can_not_dial_it() {
     let name = "a_site_behind_a_nat_serves_an_edge_that_can_not_dial_it";
     let Placed::AtEdge { site } = netns::behind_nat(name).await.unwrap() else {
