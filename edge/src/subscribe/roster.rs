@@ -218,6 +218,7 @@ mod tests {
         roster.handle_connected(&relay("c"), at(1));
         roster
             .handle_members(relay("c"), [(relay("c"), Addresses::none())], at(1))
+            .1
             .unwrap();
 
         assert!(roster.relays().any(|known| *known == relay("c")));
