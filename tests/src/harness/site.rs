@@ -45,7 +45,7 @@ pub(super) struct EngineState {
 }
 
 impl Site {
-    /// Starts the engine; [`ready`](Self::ready) goes on with the relays, which listen at `ip`
+    /// Starts the engine; relays are started once it is up. They listen at `ip`
     /// if they are dialled.
     pub(super) fn start(
         plan: SitePlan,
