@@ -125,22 +125,6 @@ impl NodeCredentials {
         Ok(Self::new(None, parse(texts)?))
     }
 
-    /// A certificate that breaks the rules, with the authority of a node that keeps them.
-    #[cfg(test)]
-    pub(crate) fn unchecked(cert: &[u8], key: &[u8], good: &Self) -> Self {
-        let chain = certificates((cert, String::new())).unwrap();
-        let key = PrivateKeyDer::from_pem_slice(key).unwrap();
-        let key = CertifiedKey::from_der(chain, key, &provider()).unwrap();
-        let good = good.current();
-        let loaded = Loaded {
-            identity: good.identity.clone(),
-            roots: good.roots.clone(),
-            key: Arc::new(key),
-            not_after: good.not_after,
-        };
-        Self::new(None, loaded)
-    }
-
     fn new(files: Option<IdentityFiles>, loaded: Loaded) -> Self {
         Self(Arc::new(Shared {
             files,
@@ -319,6 +303,23 @@ mod tests {
     use crate::directory::{init, issue};
     use crate::files::Overwrite;
     use crate::identity::TrustDomain;
+
+    impl NodeCredentials {
+        /// A certificate that breaks the rules, with the authority of a node that keeps them.
+        pub(crate) fn unchecked(cert: &[u8], key: &[u8], good: &Self) -> Self {
+            let chain = certificates((cert, String::new())).unwrap();
+            let key = PrivateKeyDer::from_pem_slice(key).unwrap();
+            let key = CertifiedKey::from_der(chain, key, &provider()).unwrap();
+            let good = good.current();
+            let loaded = Loaded {
+                identity: good.identity.clone(),
+                roots: good.roots.clone(),
+                key: Arc::new(key),
+                not_after: good.not_after,
+            };
+            Self::new(None, loaded)
+        }
+    }
 
     const EDGE: &str = "spiffe://grid.example/region/eu/edge/eu-1";
 

@@ -17,12 +17,12 @@ use kvgrid_core::membership::Scope;
 use kvgrid_core::replication::ReplicaConfig;
 use kvgrid_core::view::{CardDigest, GridView};
 use kvgrid_prompt::Cards;
-use kvgrid_runtime::{Clock, Node, Tasks};
+use kvgrid_runtime::{Clock, Node, Protocol, Seed, Tasks, seek};
 use tokio::sync::{Notify, watch};
 
 pub(crate) use links::Links;
 
-use directory::{Registry, Relays};
+use directory::{Event, Registry, Relays};
 use grid::Grid;
 use relay_state::RelayState;
 
@@ -37,7 +37,6 @@ mod memory;
 mod pairs;
 mod relay_state;
 mod roster;
-mod seed;
 mod session;
 
 /// What following relays needs.
@@ -127,8 +126,23 @@ pub(crate) fn start(
     tasks.spawn_vital("take relays that dial", async move {
         stop.run_until_cancelled(accepting).await;
     });
-    for (seed, jitter_seed) in config.seeds.into_iter().zip(config.jitter_seed..) {
-        let seeking = seed::seek(context.clone(), directory.clone(), seed, jitter_seed);
+    for (address, luck) in config.seeds.into_iter().zip(config.jitter_seed..) {
+        let seed = Seed {
+            address,
+            protocol: Protocol::View,
+            backoff: config.backoff,
+            luck,
+        };
+        let (links, directory) = (links.clone(), directory.clone());
+        let seeking = seek(
+            context.node.clone(),
+            seed,
+            move |relay, _| links.get(relay).is_some(),
+            move |found| {
+                let directory = directory.clone();
+                async move { directory.tell(Event::Found(found)).await }
+            },
+        );
         let stop = tasks.token().clone();
         tasks.spawn_vital("seek relays", async move {
             stop.run_until_cancelled(seeking).await;

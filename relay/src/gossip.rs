@@ -7,17 +7,18 @@
 
 mod generation;
 mod links;
-mod seeds;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use kvgrid_core::RelayId;
+use kvgrid_core::backoff::BackoffConfig;
 use kvgrid_core::membership::{
     Addresses, Member, Membership, MembershipConfig, MembershipCounters, MembershipEvent, Scope,
 };
-use kvgrid_runtime::{Clock, Node, PeerConnection, Tasks};
+use kvgrid_runtime::{Clock, FoundRelay, Node, PeerConnection, Protocol, Seed, Tasks, seek};
+use quinn::Connection;
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{debug, info, warn};
 
@@ -135,8 +136,18 @@ pub(crate) fn start(config: GossipConfig, node: &Node, clock: Clock, tasks: &Tas
         counters,
         clock,
     };
-    for (seed, luck) in config.seeds.into_iter().zip(config.luck..) {
-        let seeking = seeds::seek(node.clone(), events.clone(), seed, luck);
+    for (address, luck) in config.seeds.into_iter().zip(config.luck..) {
+        let seed = Seed {
+            address,
+            protocol: Protocol::Gossip,
+            backoff: BackoffConfig::default(),
+            luck,
+        };
+        let events = events.clone();
+        let up = |_: &RelayId, connection: &Connection| connection.close_reason().is_none();
+        let seeking = seek(node.clone(), seed, up, move |found| {
+            tell(events.clone(), found)
+        });
         let stop = tasks.token().clone();
         tasks.spawn_vital("seek relays", async move {
             stop.run_until_cancelled(seeking).await;
@@ -148,6 +159,17 @@ pub(crate) fn start(config: GossipConfig, node: &Node, clock: Clock, tasks: &Tas
         members: told_members,
         counters: told_counters,
     }
+}
+
+/// Tells the gossip's task of a relay that a seed led to.
+async fn tell(events: mpsc::Sender<Event>, found: FoundRelay) {
+    let up = Event::Up {
+        connection: found.connection,
+        dialled: true,
+    };
+    // The task is gone only when the relay stops.
+    let _ = events.send(up).await;
+    let _ = events.send(Event::Found(found.relay, found.address)).await;
 }
 
 struct State {

@@ -60,7 +60,8 @@ pub fn run<D: Daemon>(arguments: impl IntoIterator<Item = OsString>) -> ExitCode
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => args::failure(D::NAME, error.as_ref()),
+        // With all that led to it.
+        Err(error) => args::failure(D::NAME, &*anyhow::anyhow!("{error:#}")),
     }
 }
 

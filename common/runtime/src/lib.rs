@@ -23,8 +23,8 @@ pub mod telemetry;
 pub use clock::Clock;
 pub use files::write_whole;
 pub use node::{
-    BindError, CloseReason, ConnectError, Expected, Node, NodeConfig, PeerConnection, PeerOfError,
-    Protocol, TransportConfig, WrapSocket, resolve,
+    BindError, CloseReason, ConnectError, Expected, FoundRelay, Node, NodeConfig, PeerConnection,
+    PeerOfError, Protocol, Seed, TransportConfig, WrapSocket, resolve, seek,
 };
 pub use ready::ReadyFile;
 pub use tasks::{Tasks, Termination};

@@ -10,6 +10,7 @@ mod announce;
 mod close;
 mod congestion;
 mod dial;
+mod seek;
 mod socket;
 mod transport;
 
@@ -30,6 +31,7 @@ use crate::tasks::Tasks;
 
 pub use close::CloseReason;
 pub use dial::{ConnectError, Expected, PeerOfError, resolve};
+pub use seek::{FoundRelay, Seed, seek};
 pub use transport::TransportConfig;
 
 /// Connections that finished their handshake and wait to be accepted. At the bound, handshakes

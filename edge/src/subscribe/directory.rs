@@ -1,12 +1,11 @@
 //! Keeps one follower for each relay that an edge knows.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvgrid_core::RelayId;
 use kvgrid_core::membership::{Addresses, Scope};
-use kvgrid_runtime::{CloseReason, PeerConnection};
+use kvgrid_runtime::{CloseReason, FoundRelay, PeerConnection};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -25,11 +24,7 @@ const EVENTS: usize = 256;
 #[derive(Debug)]
 pub(super) enum Event {
     /// A seed led to a relay, which a view connection is up to.
-    Found {
-        relay: RelayId,
-        address: SocketAddr,
-        connection: PeerConnection,
-    },
+    Found(FoundRelay),
     /// A relay has dialled this edge, both connections.
     Dialled { relay: RelayId, pair: Pair },
     /// A connected relay tells whom it believes alive.
@@ -140,11 +135,11 @@ impl Registry {
     fn handle(&mut self, event: Event) {
         let now = self.context.clock.now();
         match event {
-            Event::Found {
+            Event::Found(FoundRelay {
                 relay,
                 address,
                 connection,
-            } => {
+            }) => {
                 let known = self.roster.handle_found(relay.clone(), address);
                 self.follow_all(known);
                 self.hand_over(&relay, connection);
