@@ -217,6 +217,8 @@ fn refusal(candidates: &[Candidate]) -> Refusal {
         listed = true;
     }
     match too_long {
+        // Who knows no site yet can't say that no site has the model.
+        _ if candidates.is_empty() => Refusal::Unavailable,
         _ if !listed => Refusal::UnknownModel,
         Some(limit) if !other => Refusal::TooLong { limit },
         _ => Refusal::Unavailable,

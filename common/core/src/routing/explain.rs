@@ -80,7 +80,9 @@ impl fmt::Display for Refusal {
         match self {
             Self::UnknownModel => f.write_str("no site serves the model"),
             Self::TooLong { limit } => write!(f, "no site takes more than {limit} tokens"),
-            Self::Unavailable => f.write_str("no site can serve now"),
+            Self::Unavailable => {
+                f.write_str("each that has the model is away, not ready, leaving or not allowed")
+            }
         }
     }
 }

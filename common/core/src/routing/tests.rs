@@ -408,7 +408,7 @@ fn rules_of_policy_and_request_both_hold() {
 fn a_refusal_says_whether_waiting_could_help() {
     let refusal = |sites| Case::new(100, sites).decide(1).outcome.unwrap_err();
 
-    assert_eq!(refusal(vec![]), Refusal::UnknownModel);
+    assert_eq!(refusal(vec![]), Refusal::Unavailable);
     assert_eq!(
         refusal(vec![Site::new("fra", 4).serves("other")]),
         Refusal::UnknownModel
