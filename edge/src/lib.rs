@@ -40,6 +40,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let shown = kvgrid_runtime::config::render(&file);
     if arguments.check {
+        if let Err(error) = node::identify(&config) {
+            return args::usage_error(NAME, &error);
+        }
         return match io::stdout().write_all(shown.as_bytes()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => args::failure(NAME, &error),

@@ -84,20 +84,33 @@ pub(crate) fn run(config: Config) -> Result<(), NodeError> {
 
 async fn serve(config: Config) -> Result<(), NodeError> {
     let tasks = Tasks::new();
-    let mut termination = Termination::new(&tasks).map_err(NodeError::System)?;
+    let served = serve_until_stopped(config, &tasks).await;
+    // Also those of a start that failed half way.
+    tasks.finish(LAST_TASKS).await;
+    served
+}
+
+/// Reads what the configuration names, and says who the edge is.
+pub(crate) fn identify(config: &Config) -> Result<(NodeCredentials, EdgeId, MixKey), NodeError> {
     let credentials = NodeCredentials::load(&config.identity.files())?;
     let edge = edge_id(&credentials)?;
     let key = MixKey::from_bytes(&read_grid_key(&config.identity.grid_key)?);
+    Ok((credentials, edge, key))
+}
+
+async fn serve_until_stopped(config: Config, tasks: &Tasks) -> Result<(), NodeError> {
+    let mut termination = Termination::new(tasks).map_err(NodeError::System)?;
+    let (credentials, edge, key) = identify(&config)?;
     // Most relays are dialled; those behind a NAT dial.
     let node = NodeConfig::new(config.listen.quic, credentials)
         .serve(Protocol::View, Accepts::Relays)
         .serve(Protocol::Request, Accepts::Relays);
-    let node = Node::bind(node, &tasks)?;
+    let node = Node::bind(node, tasks)?;
     let doors = Doors::open(&config)?;
     let bound = doors.bound(&node)?;
     let ready_file = config.ready_file.clone();
     let limits = config.limits;
-    let leaving = start(config, (edge.clone(), key), &node, doors, &tasks)?;
+    let leaving = start(config, (edge.clone(), key), &node, doors, tasks)?;
 
     let ready = ready_file.map(|path| ReadyFile::write(&path, &bound));
     let ready = ready.transpose().map_err(NodeError::ReadyFile)?;
@@ -108,8 +121,9 @@ async fn serve(config: Config) -> Result<(), NodeError> {
         let leave = leaving.leave(limits.stop_delay, limits.stop_grace);
         termination.unless_again(leave).await;
     }
+    // First the tasks: those that can't do without the node end in order.
+    tasks.stop();
     node.close(CloseReason::Stopping).await;
-    tasks.finish(LAST_TASKS).await;
     drop(ready);
     info!("Stopped");
     Ok(())

@@ -5,6 +5,9 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+use kvgrid_certs::{Identity, Overwrite, TrustDomain, Validity};
+use kvgrid_core::{EdgeId, Region};
+
 const EDGE: &str = env!("CARGO_BIN_EXE_kvgrid-edge");
 
 fn edge(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
@@ -28,6 +31,30 @@ fn example() -> String {
     path.to_str().unwrap().to_owned()
 }
 
+/// Makes an edge's certificate and keys, and the variables that say where they are.
+fn identity(dir: &Path) -> Vec<(&'static str, String)> {
+    let trust_domain = TrustDomain::new("grid.example").unwrap();
+    kvgrid_certs::init(dir, trust_domain.clone(), Overwrite::Refuse).unwrap();
+    let (region, edge) = (Region::new("eu").unwrap(), EdgeId::new("eu-1").unwrap());
+    let edge = Identity::edge(trust_domain, region, edge);
+    kvgrid_certs::issue(dir, &edge, Validity::days(1).unwrap(), Overwrite::Refuse).unwrap();
+    let at = |name: &str| dir.join(name).display().to_string();
+    vec![
+        ("KVGRID_EDGE_IDENTITY__CERT", at("eu-1.pem")),
+        ("KVGRID_EDGE_IDENTITY__KEY", at("eu-1-key.pem")),
+        ("KVGRID_EDGE_IDENTITY__CA", at("ca.pem")),
+        ("KVGRID_EDGE_IDENTITY__GRID_KEY", at("grid.key")),
+    ]
+}
+
+/// Checks the example with a real identity.
+fn check_example(dir: &Path, more: &[(&str, &str)]) -> Output {
+    let identity = identity(dir);
+    let own = identity.iter().map(|(name, value)| (*name, value.as_str()));
+    let all: Vec<_> = own.chain(more.iter().copied()).collect();
+    edge(&["--config", &example(), "--check"], &all)
+}
+
 /// A configuration whose files are looked for in an empty directory.
 fn written(dir: &Path, more: &str) -> String {
     let path = dir.join("edge.toml");
@@ -46,9 +73,11 @@ fn written(dir: &Path, more: &str) -> String {
 
 #[test]
 fn check_prints_the_configuration_with_its_defaults() {
-    let output = edge(&["--config", &example(), "--check"], &[]);
+    let dir = tempfile::tempdir().unwrap();
 
-    assert_eq!(code(&output), 0);
+    let output = check_example(dir.path(), &[]);
+
+    assert_eq!(code(&output), 0, "{}", text(&output.stderr));
     let shown = text(&output.stdout);
     assert!(
         shown.contains("[listen]\nquic = \"0.0.0.0:7440\"\n"),
@@ -61,7 +90,7 @@ fn check_prints_the_configuration_with_its_defaults() {
 fn what_check_prints_is_a_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("printed.toml");
-    let first = edge(&["--config", &example(), "--check"], &[]);
+    let first = check_example(dir.path(), &[]);
     std::fs::write(&path, &first.stdout).unwrap();
 
     let second = edge(&["--config", path.to_str().unwrap(), "--check"], &[]);
@@ -74,7 +103,8 @@ fn what_check_prints_is_a_configuration() {
 fn the_environment_overrides_the_file() {
     let set = [("KVGRID_EDGE_LISTEN__CLIENT", "127.0.0.1:9999")];
 
-    let output = edge(&["--config", &example(), "--check"], &set);
+    let dir = tempfile::tempdir().unwrap();
+    let output = check_example(dir.path(), &set);
 
     let shown = text(&output.stdout);
     assert!(shown.contains("client = \"127.0.0.1:9999\"\n"), "{shown}");
@@ -97,6 +127,17 @@ fn a_wrong_configuration_ends_with_64_and_one_sentence() {
         assert!(complaint.contains(key), "{complaint}");
         assert!(output.stdout.is_empty());
     }
+}
+
+#[test]
+fn an_identity_that_cannot_be_used_is_found_by_the_check() {
+    let dir = tempfile::tempdir().unwrap();
+
+    let output = edge(&["--config", &written(dir.path(), ""), "--check"], &[]);
+
+    let complaint = text(&output.stderr);
+    assert_eq!(code(&output), 64, "{complaint}");
+    assert!(complaint.contains("identity: "), "{complaint}");
 }
 
 #[test]
