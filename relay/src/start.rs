@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -56,14 +56,22 @@ pub(crate) enum RunError {
     #[error(transparent)]
     System(#[from] io::Error),
     /// The UDP address can't be bound.
-    #[error(transparent)]
+    #[error("listen.quic: {0}")]
     Bind(#[from] BindError),
     /// The admin address can't be bound.
-    #[error(transparent)]
+    #[error("admin.listen: {0}")]
     Listen(#[from] ListenError),
     /// The number of this life can't be kept.
     #[error("state.dir: {0}")]
     Generation(#[from] GenerationError),
+    /// The file that says that the relay has started can't be written.
+    #[error("admin.ready_file: {path}: {error}")]
+    ReadyFile {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
     /// A task that the relay can't do without has ended; the log says which.
     #[error("a vital task ended")]
     Broken,
@@ -128,9 +136,16 @@ pub(crate) fn run(prepared: Prepared) -> Result<(), RunError> {
 
 async fn serve(prepared: Prepared) -> Result<(), RunError> {
     let tasks = Tasks::new();
-    let mut termination = Termination::new(&tasks)?;
+    let served = serve_until_stopped(prepared, &tasks).await;
+    // Also those of a start that failed half way.
+    tasks.finish(LAST_TASKS).await;
+    served
+}
+
+async fn serve_until_stopped(prepared: Prepared, tasks: &Tasks) -> Result<(), RunError> {
+    let mut termination = Termination::new(tasks)?;
     let grace = prepared.config.file.limits.stop_grace;
-    let relay = Relay::bind(prepared, &tasks)?;
+    let relay = Relay::bind(prepared, tasks)?;
     let node = relay.node.clone();
     let (leaving, ready) = relay.start()?;
     termination.next().await;
@@ -138,9 +153,11 @@ async fn serve(prepared: Prepared) -> Result<(), RunError> {
     if !broken {
         termination.unless_again(leaving.leave(grace)).await;
     }
+    // First the tasks: those that can't do without the node end in order.
+    tasks.stop();
     node.close(CloseReason::Stopping).await;
-    tasks.finish(LAST_TASKS).await;
     drop(ready);
+    info!("Stopped");
     if broken {
         Err(RunError::Broken)
     } else {
@@ -269,7 +286,10 @@ impl Relay {
             .spawn_vital("admin server", admin.serve(self.admin, tasks));
         info!(%identity, %quic, admin = %admin_at, "Relay started");
         let bound = BTreeMap::from([("quic", quic), ("admin", admin_at)]);
-        let written = ready_file.map(|path| ReadyFile::write(&path, &bound));
+        let write = |path: PathBuf| {
+            ReadyFile::write(&path, &bound).map_err(|error| RunError::ReadyFile { path, error })
+        };
+        let written = ready_file.map(write);
         Ok((leaving, written.transpose()?))
     }
 

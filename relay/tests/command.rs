@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::path::PathBuf;
-use std::process::{Output, Stdio};
+use std::process::Output;
 use std::time::Duration;
 
 use kvgrid_certs::{Identity, Overwrite, TrustDomain, Validity, init, issue};
@@ -242,7 +242,7 @@ impl Relay {
         );
         let child = setting
             .command(&config)
-            .stderr(Stdio::null())
+            .stderr(std::fs::File::create(setting.path("log")).unwrap())
             .spawn()
             .unwrap();
         let text = until("ready file", || async {
@@ -292,6 +292,8 @@ async fn a_relay_starts_tells_its_health_and_stops() {
     assert_eq!(status, 200);
     assert!(metrics.contains("kvgrid_relay_frontend_up 1"), "{metrics}");
     assert_eq!(relay.stop().await, Some(0));
+    let log = std::fs::read_to_string(setting.path("log")).unwrap();
+    assert!(log.contains("Stopped") && !log.contains("ERROR"), "{log}");
 }
 
 #[tokio::test]
