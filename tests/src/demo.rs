@@ -7,7 +7,6 @@
 use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
-use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -76,23 +75,27 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, program: &Path) -> Exi
 async fn play(options: &Options, program: &Path) -> anyhow::Result<ExitCode> {
     let printer = Printer::default();
     let mut termination = Termination::new(&Tasks::new())?;
-    let mut interrupted = pin!(termination.next());
     let seed = options.seed.unwrap_or_else(new_seed);
     let plan = GridPlan::around_the_world();
     printer.plan(&plan, seed);
     // Whatever an arm drops ends with all its processes.
     let mut grid = tokio::select! {
         grid = Grid::start(plan.clone(), program) => grid?,
-        () = &mut interrupted => return Ok(ExitCode::FAILURE),
+        () = termination.next() => return Ok(ExitCode::FAILURE),
     };
     printer.addresses(&grid, &plan)?;
     let kept = tokio::select! {
         kept = converse(options.once, seed, &mut grid, &printer) => kept?,
-        () = &mut interrupted => !options.once,
+        () = termination.next() => !options.once,
     };
     printer.line("");
     printer.line("Stopping all nodes ...");
-    grid.stop().await?;
+    // Again interrupted, nodes are killed where they stand.
+    let mut stopped = Ok(());
+    termination
+        .unless_again(async { stopped = grid.stop().await })
+        .await;
+    stopped?;
     printer.line("Stopped.");
     Ok(if kept {
         ExitCode::SUCCESS
@@ -117,6 +120,9 @@ async fn converse(
         for edge in ASKED.iter().cycle().take(TURNS) {
             let turn = grid.turn(edge, &mut conversation).await?;
             printer.turn(conversation.turns(), &turn);
+            if printer.is_unread() {
+                return Ok(true);
+            }
             tokio::time::sleep(THINKING).await;
         }
         printer.line("  Another conversation begins, with other words.");

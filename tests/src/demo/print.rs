@@ -1,20 +1,24 @@
 //! What the demo shows.
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::harness::{Grid, GridPlan, MODEL, Turn};
 
 /// Writes to standard output; in colour when that is a terminal.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Printer {
     colour: bool,
+    /// Whether nobody reads any more.
+    unread: AtomicBool,
 }
 
 impl Default for Printer {
     fn default() -> Self {
         Self {
             colour: io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
+            unread: AtomicBool::new(false),
         }
     }
 }
@@ -27,7 +31,14 @@ const RED: &str = "31";
 impl Printer {
     /// A line. A reader that is gone, such as `head`, is no reason to fail.
     pub(super) fn line(&self, text: &str) {
-        let _ = writeln!(io::stdout(), "{text}");
+        if writeln!(io::stdout(), "{text}").is_err() {
+            self.unread.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether nobody reads any more.
+    pub(super) fn is_unread(&self) -> bool {
+        self.unread.load(Ordering::Relaxed)
     }
 
     fn painted(&self, style: &str, text: &str) -> String {

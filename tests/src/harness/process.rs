@@ -18,8 +18,8 @@ use crate::node::Addresses;
 
 /// How long a node may take to start on a busy machine.
 const START: Duration = Duration::from_secs(30);
-/// How long a node may take to end once it is told to.
-const STOP: Duration = Duration::from_secs(15);
+/// How long a node may take to end once it is told to: its grace for requests, and a little.
+const STOP: Duration = Duration::from_secs(35);
 /// How often conditions are looked at.
 pub(crate) const POLL: Duration = Duration::from_millis(10);
 /// Lines of the output that an error shows.
