@@ -16,6 +16,7 @@ use kvgrid_runtime::admin::Health;
 use kvgrid_runtime::http::{HttpLimits, ListenError};
 use kvgrid_runtime::{
     BindError, Clock, CloseReason, Node, NodeConfig, Protocol, ReadyFile, Tasks, Termination, http,
+    luck,
 };
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -187,7 +188,7 @@ fn start(
         scopes: config.scopes,
         replica: ReplicaConfig::with_keys(vec![Arc::new(key)]),
         backoff: BackoffConfig::default(),
-        jitter_seed: seed(),
+        jitter_seed: luck(),
     };
     let grid = subscribe::start(follow, node.clone(), Arc::clone(&cards), clock, tasks);
     let (metrics, mut registry) = Metrics::new(Arc::clone(&grid.view));
@@ -196,7 +197,7 @@ fn start(
         Arc::clone(&grid.view),
         config.policy,
         &config.retry,
-        (clock, seed()),
+        (clock, luck()),
         metrics.clone(),
     );
     let health = admin::health(grid.view, config.quorum);
@@ -245,10 +246,4 @@ fn edge_id(credentials: &NodeCredentials) -> Result<EdgeId, NodeError> {
 
 fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, NodeError> {
     http::listen(address).map_err(|error| NodeError::Listen { key, error })
-}
-
-/// A number that differs from process to process, so that edges do not draw alike.
-fn seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(std::process::id())
 }

@@ -43,6 +43,8 @@ pub(crate) struct GossipConfig {
     pub(crate) scopes: Vec<Scope>,
     /// Where the generation is kept.
     pub(crate) generation: GenerationFile,
+    /// Where it tells who is alive.
+    pub(crate) members: watch::Sender<Members>,
     /// Seeds all of its luck.
     pub(crate) luck: u64,
 }
@@ -112,7 +114,7 @@ impl Gossip {
 /// Starts to gossip.
 pub(crate) fn start(config: GossipConfig, node: &Node, clock: Clock, tasks: &Tasks) -> Gossip {
     let (events, inbox) = mpsc::channel(EVENTS);
-    let (members, told_members) = watch::channel(Members::default());
+    let told_members = config.members.subscribe();
     let (counters, told_counters) = watch::channel(MembershipCounters::default());
     let own = Member {
         relay: config.relay.clone(),
@@ -132,7 +134,7 @@ pub(crate) fn start(config: GossipConfig, node: &Node, clock: Clock, tasks: &Tas
         links,
         generation: config.generation,
         known_of,
-        members,
+        members: config.members,
         counters,
         clock,
     };
@@ -193,7 +195,7 @@ impl State {
                 biased;
                 () = tasks.stopping() => break,
                 Some(event) = inbox.recv() => self.handle(event),
-                () = until(self.clock, due) => {
+                () = self.clock.until(due) => {
                     self.membership.handle_timeout(self.clock.now());
                 }
             }
@@ -277,13 +279,6 @@ impl State {
         let all = own.chain(self.membership.members());
         let all = all.map(|member| (member.relay.clone(), member.addresses.clone()));
         self.members.send_replace(Arc::new(all.collect()));
-    }
-}
-
-async fn until(clock: Clock, at: Option<kvgrid_core::Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(clock.deadline(at)).await,
-        None => std::future::pending().await,
     }
 }
 

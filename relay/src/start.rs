@@ -15,7 +15,7 @@ use kvgrid_runtime::admin::{Admin, Health};
 use kvgrid_runtime::config::ConfigError;
 use kvgrid_runtime::http::{ListenError, listen};
 use kvgrid_runtime::{
-    BindError, Clock, CloseReason, Node, NodeConfig, Protocol, ReadyFile, Tasks, Termination,
+    BindError, Clock, CloseReason, Node, NodeConfig, Protocol, ReadyFile, Tasks, Termination, luck,
 };
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -427,28 +427,20 @@ impl Relay {
             let bound = bound.to_string();
             addresses = Addresses::new([("public", bound.as_str())]).unwrap_or_default();
         }
-        let gossip = gossip::start(
+        Ok(gossip::start(
             GossipConfig {
                 relay: self.prepared.relay.clone(),
                 addresses,
                 seeds: config.file.gossip.seeds.clone(),
                 scopes: config.scopes.clone(),
                 generation: GenerationFile::next(&generation)?,
+                members: self.hub.members().clone(),
                 luck: luck(),
             },
             &self.node,
             self.clock,
             &self.tasks,
-        );
-        let (mut members, told) = (gossip.members(), self.hub.members().clone());
-        self.spawn("tell members", async move {
-            // The gossip's task holds the other end.
-            while let Ok(()) = members.changed().await {
-                told.send_replace(Arc::clone(&members.borrow_and_update()));
-            }
-            std::future::pending::<()>().await;
-        });
-        Ok(gossip)
+        ))
     }
 
     fn services(&self) -> Services {
@@ -493,12 +485,6 @@ impl Relay {
             stop.run_until_cancelled_owned(task).await;
         });
     }
-}
-
-/// A number that differs from relay to relay, so that they do not draw alike.
-fn luck() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(std::process::id())
 }
 
 fn by_id(models: BTreeSet<ModelName>) -> BTreeMap<ModelId, ModelName> {

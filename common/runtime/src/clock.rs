@@ -32,6 +32,14 @@ impl Clock {
             self.origin + std::time::Duration::from_secs(86_400 * 365 * 30)
         })
     }
+
+    /// Waits until `at`; for ever if there is no such time. Cancel safe.
+    pub async fn until(&self, at: Option<Instant>) {
+        match at {
+            Some(at) => tokio::time::sleep_until(self.deadline(at)).await,
+            None => std::future::pending().await,
+        }
+    }
 }
 
 #[cfg(test)]

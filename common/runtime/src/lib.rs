@@ -14,6 +14,7 @@ mod files;
 pub mod frames;
 pub mod headers;
 pub mod http;
+mod luck;
 mod node;
 mod ready;
 pub mod stream;
@@ -22,6 +23,7 @@ pub mod telemetry;
 
 pub use clock::Clock;
 pub use files::write_whole;
+pub use luck::luck;
 pub use node::{
     BindError, CloseReason, ConnectError, Expected, FoundRelay, Node, NodeConfig, PeerConnection,
     PeerOfError, Protocol, Seed, TransportConfig, WrapSocket, resolve, seek,

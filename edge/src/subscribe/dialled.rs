@@ -9,7 +9,6 @@ use tracing::{debug, warn};
 use super::Context;
 use super::directory::{Directory, Event};
 use super::pairs::{Half, Met, Pairs};
-use super::session::until;
 
 /// Both connections of one relay, dialled by it.
 #[derive(Debug)]
@@ -70,7 +69,7 @@ pub(super) async fn accept(context: Context, directory: Directory) {
                 Some(peer) => take(&context, &directory, &mut pairs, peer).await,
                 None => return,
             },
-            () = until(&context.clock, pairs.poll_timeout()) => {}
+            () = context.clock.until(pairs.poll_timeout()) => {}
         }
         while let Some(late) = pairs.poll_late(context.clock.now()) {
             debug!(peer = %late.peer, protocol = %late.protocol, "Relay dialled only one of two");

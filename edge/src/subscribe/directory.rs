@@ -14,7 +14,6 @@ use super::dialled::{Newest, Pair};
 use super::follow::{self, Follower};
 use super::relay_state::RelayState;
 use super::roster::{Full, RELAYS, Roster};
-use super::session::until;
 use super::{Context, Publish};
 
 /// Events that wait; at the bound those who tell them wait too.
@@ -124,7 +123,7 @@ impl Registry {
                     Some(event) => self.handle(event),
                     None => return,
                 },
-                () = until(&clock, self.roster.poll_timeout()) => {}
+                () = clock.until(self.roster.poll_timeout()) => {}
             }
             while let Some(relay) = self.roster.poll_forgotten(clock.now()) {
                 self.forget(&relay);

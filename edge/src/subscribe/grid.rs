@@ -17,7 +17,6 @@ use tracing::warn;
 
 use super::directory::{Followed, Relays};
 use super::relay_state::{RelayIdentity, RelayState};
-use super::session::until;
 
 /// Pause between two views: what changes meanwhile is in the next one. A filter's new blocks
 /// need no new view, so this delays none of them.
@@ -113,7 +112,7 @@ impl Grid {
             // Both arms are cancel safe.
             tokio::select! {
                 () = self.changed.notified() => {}
-                () = until(&self.clock, due) => {}
+                () = self.clock.until(due) => {}
             }
             let view = self.assemble();
             self.view.store(Arc::new(view));
@@ -167,7 +166,6 @@ fn standing(member: &Member) -> Standing {
     Standing {
         relay: member.identity.relay.clone(),
         available: state.connected && !state.draining,
-        connected: state.connected,
         rtt: state.path.rtt,
         knows: knowledge(state),
         live: state.connected && state.told && state.pools.iter().all(live),
@@ -224,8 +222,8 @@ fn models(members: &[Member], shown: Option<&Member>, usable: &CardUsable) -> Ve
         telling.extend(shown);
     }
     // Where they differ, the word of the one that is shown counts.
-    let is_shown = |member: &&Member| lead_by(shown, member);
-    telling.sort_by_key(|member| !is_shown(member));
+    let shown = shown.map(|shown| &shown.identity.relay);
+    telling.sort_by_key(|member| Some(&member.identity.relay) != shown);
     let mut models: BTreeMap<ModelId, ModelView> = BTreeMap::new();
     for model in telling.iter().flat_map(|member| &member.state.models) {
         let known = models.entry(model.id).or_insert_with(|| model.clone());
@@ -238,10 +236,6 @@ fn models(members: &[Member], shown: Option<&Member>, usable: &CardUsable) -> Ve
         card.usable = usable(&card.digest);
     }
     models.into_values().collect()
-}
-
-fn lead_by(shown: Option<&Member>, member: &Member) -> bool {
-    shown.is_some_and(|shown| shown.identity.relay == member.identity.relay)
 }
 
 fn relay_view(member: &Member) -> RelayView {

@@ -11,11 +11,11 @@ use bytes::Bytes;
 use kvgrid_core::membership::Addresses;
 use kvgrid_core::replication::{Replica, ReplicaError};
 use kvgrid_core::view::CardDigest;
-use kvgrid_core::{Instant, PoolId, RelayId};
+use kvgrid_core::{PoolId, RelayId};
 use kvgrid_proto::frame::CONTROL_LIMIT;
 use kvgrid_proto::v1;
+use kvgrid_runtime::PeerConnection;
 use kvgrid_runtime::frames::{WriteFrameError, write_frame};
-use kvgrid_runtime::{Clock, PeerConnection};
 use quinn::{ConnectionError, SendStream};
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
@@ -152,7 +152,7 @@ impl<'a> Session<'a> {
                 error = request.closed() => return Err(SessionEnd::Request(error)),
                 Ok(()) = self.wanted.changed() => self.follow_pools().await?,
                 _ = path_ticks.tick() => self.publish_path(),
-                () = until(&self.context.clock, self.memory.poll_timeout()) => {
+                () = self.context.clock.until(self.memory.poll_timeout()) => {
                     self.memory.handle_timeout(self.context.clock.now());
                     self.send_requests().await?;
                 }
@@ -317,13 +317,5 @@ impl<'a> Session<'a> {
             rtt: stats.min_rtt.min(stats.rtt),
             window: Some(stats.cwnd),
         }
-    }
-}
-
-/// Waits until `at`; for ever if there is no such time.
-pub(super) async fn until(clock: &Clock, at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(clock.deadline(at)).await,
-        None => std::future::pending().await,
     }
 }

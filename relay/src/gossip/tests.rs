@@ -75,6 +75,7 @@ impl Setting {
             seeds: seeds.iter().map(ToString::to_string).collect(),
             scopes: vec![Scope::new("public").unwrap()],
             generation: GenerationFile::next(&generation).unwrap(),
+            members: watch::Sender::default(),
             luck: 7,
         };
         let gossip = start(config, &node, Clock::start(), &tasks);

@@ -124,14 +124,6 @@ impl Engine {
     }
 }
 
-/// Waits until then; for ever if there is no such time.
-async fn sleep_until(clock: Clock, instant: Option<kvgrid_core::Instant>) {
-    match instant {
-        Some(instant) => tokio::time::sleep_until(clock.deadline(instant)).await,
-        None => std::future::pending().await,
-    }
-}
-
 struct Driver {
     site: Site,
     clock: Clock,
@@ -156,7 +148,7 @@ impl Driver {
                         self.handle_command(command);
                     }
                 }
-                () = sleep_until(self.clock, timeout) => {}
+                () = self.clock.until(timeout) => {}
             }
             self.site.handle_timeout(self.clock.now());
             self.drain().await;

@@ -50,8 +50,6 @@ pub struct Standing {
     pub relay: RelayId,
     /// Whether it is connected and stays.
     pub available: bool,
-    /// Whether it is connected, leaving or not.
-    pub connected: bool,
     /// Round trip to it.
     pub rtt: Duration,
     /// What is known by it, up to date or not.

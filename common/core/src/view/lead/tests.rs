@@ -10,7 +10,6 @@ fn standing(name: &str, rtt_ms: u64, knows: Knowledge) -> Standing {
     Standing {
         relay: relay(name),
         available: true,
-        connected: true,
         rtt: Duration::from_millis(rtt_ms),
         knows,
         live: knows != Knowledge::Nothing,
@@ -19,7 +18,6 @@ fn standing(name: &str, rtt_ms: u64, knows: Knowledge) -> Standing {
 
 fn gone(standing: &mut Standing) {
     standing.available = false;
-    standing.connected = false;
     standing.live = false;
 }
 
@@ -184,7 +182,6 @@ proptest! {
             if lead.follows(&relay.relay) {
                 relay.knows = knows.max(Knowledge::Partial.min(relay.knows));
             }
-            relay.connected = connected;
             relay.available = connected && stays;
             relay.live = live && connected && relay.knows != Knowledge::Nothing;
             let shown_before = find(&relays, lead.shown()).map(|shown| shown.knows);
