@@ -14,9 +14,11 @@ mod edges;
 mod fetch;
 mod frontend;
 mod gossip;
+mod leaving;
 mod load;
 mod metrics;
 mod pools;
+mod prepared;
 mod proxy;
 mod publish;
 mod services;
@@ -29,7 +31,7 @@ use std::process::ExitCode;
 
 use kvgrid_runtime::{args, telemetry};
 
-use start::Prepared;
+use prepared::Prepared;
 
 const NAME: &str = "kvgrid-relay";
 const ABOUT: &str = "Tells edges what a site has cached, and hands it their requests";

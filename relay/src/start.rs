@@ -2,17 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use kvgrid_certs::{Accepts, NodeCredentials, read_grid_key};
-use kvgrid_core::filter::MixKey;
+use kvgrid_certs::Accepts;
 use kvgrid_core::membership::Addresses;
 use kvgrid_core::replication::PublisherConfig;
-use kvgrid_core::{ModelId, ModelName, RelayId};
-use kvgrid_runtime::admin::{Admin, Health};
-use kvgrid_runtime::config::ConfigError;
+use kvgrid_core::{ModelId, ModelName};
+use kvgrid_runtime::admin::Admin;
 use kvgrid_runtime::http::{ListenError, listen};
 use kvgrid_runtime::{
     BindError, Clock, CloseReason, Node, NodeConfig, Protocol, ReadyFile, Tasks, Termination, luck,
@@ -20,34 +18,26 @@ use kvgrid_runtime::{
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::admin;
-use crate::card::{self, CardReport, SiteCard};
+use crate::card::{self, CardReport};
 use crate::catalog::{self, Offer};
-use crate::config::{self, CardSettings, Config, Connect, Feeds};
+use crate::config::{CardSettings, Connect, Feeds};
 use crate::discovery::{self, Sightings};
 use crate::edges::Dialler;
 use crate::frontend::{self, Served};
 use crate::gossip::{self, GenerationError, GenerationFile, Gossip, GossipConfig};
+use crate::leaving::Leaving;
 use crate::load::{self, EngineReport, Gateway, Scraper};
 use crate::metrics::{self, Readings};
 use crate::pools::{PoolReport, Pools};
-use crate::proxy::{Frontend, FrontendSettings, ProxyContext, ProxyLimits};
+use crate::prepared::Prepared;
+use crate::proxy::{ProxyContext, ProxyLimits};
 use crate::publish::{Hub, HubConfig};
 use crate::services::Services;
 use crate::sources::dynamo_events::{self, EventSettings, Usage};
 use crate::sources::{CHANNEL_CAPACITY, FeedId, engine_zmq};
-
-/// A relay that could start: everything that its configuration names was read.
-pub(crate) struct Prepared {
-    config: Config,
-    credentials: NodeCredentials,
-    key: MixKey,
-    relay: RelayId,
-    card: Option<SiteCard>,
-    frontend: Frontend,
-}
 
 /// Why a relay ends with a failure. Starting again may help.
 #[derive(Debug, Error)]
@@ -75,55 +65,6 @@ pub(crate) enum RunError {
     /// A task that the relay can't do without has ended; the log says which.
     #[error("a vital task ended")]
     Broken,
-}
-
-impl Prepared {
-    /// Reads the configuration and what it names.
-    pub(crate) fn from_file(path: &Path) -> Result<Self, ConfigError> {
-        let config = config::load(path)?.resolve()?;
-        let identity = &config.file.identity;
-        let credentials = NodeCredentials::load(&identity.files())
-            .map_err(|error| ConfigError::key("identity", &error))?;
-        let who = credentials.identity();
-        let Some((_, relay)) = who.as_relay() else {
-            let reason = format!("{who} is no relay's");
-            return Err(ConfigError::key("identity.cert", &reason));
-        };
-        let relay = relay.clone();
-        let key = read_grid_key(&identity.grid_key)
-            .map_err(|error| ConfigError::key("identity.grid_key", &error))?;
-        let card = match &config.card {
-            Some(CardSettings::Dir {
-                model,
-                dir,
-                options,
-            }) => Some(SiteCard::read(dir, model, options)?),
-            Some(CardSettings::Dynamo { .. }) | None => None,
-        };
-        let frontend = Frontend::new(&FrontendSettings {
-            url: config.frontend.clone(),
-            connect_timeout: config.file.frontend.connect_timeout,
-        });
-        Ok(Self {
-            frontend: frontend.map_err(|error| ConfigError::key("frontend.url", &error))?,
-            key: MixKey::from_bytes(&key),
-            relay,
-            config,
-            credentials,
-            card,
-        })
-    }
-
-    /// The configuration as it is meant, with what was left out.
-    pub(crate) fn to_toml(&self) -> io::Result<String> {
-        toml::to_string(&self.config.file).map_err(io::Error::other)
-    }
-
-    fn models(&self) -> BTreeSet<ModelName> {
-        let sources = self.config.sources.iter().map(|source| &source.model);
-        let card = self.config.card.iter().map(CardSettings::model);
-        sources.chain(card).cloned().collect()
-    }
 }
 
 /// Runs a relay until it is told to stop.
@@ -167,42 +108,6 @@ async fn serve_until_stopped(prepared: Prepared, tasks: &Tasks) -> Result<(), Ru
 
 /// How long tasks may take to end once nothing is left for them to do.
 const LAST_TASKS: Duration = Duration::from_secs(2);
-
-/// How long a relay that leaves waits at least: edges hear of it, and what they have sent
-/// meanwhile arrives.
-const LINGER: Duration = Duration::from_secs(1);
-
-/// What has to hear of it when the relay leaves.
-struct Leaving {
-    health: Health,
-    hub: Hub,
-    gossip: Gossip,
-    gateway: Gateway,
-    clock: Clock,
-}
-
-impl Leaving {
-    /// Tells everybody, and waits until all requests have ended, but not beyond `grace`.
-    async fn leave(self, grace: Duration) {
-        self.health.leave();
-        self.hub.leave();
-        self.gossip.leave().await;
-        let drained = async {
-            tokio::time::sleep(LINGER).await;
-            while self.open_requests() > 0 {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        if tokio::time::timeout(grace, drained).await.is_err() {
-            warn!(requests = self.open_requests(), "Requests are cut off");
-        }
-    }
-
-    fn open_requests(&self) -> u32 {
-        let load = self.gateway.load(self.clock.now());
-        load.iter().map(|(_, load)| load.in_flight).sum()
-    }
-}
 
 /// What workers say of their use, by their models.
 type Usages = Vec<(ModelId, watch::Receiver<Usage>)>;
