@@ -39,11 +39,11 @@ impl From<ForwardError> for SendError {
     fn from(error: ForwardError) -> Self {
         let (reason, kind) = match &error {
             // The view says so at once; the breaker would only remember it for too long.
-            ForwardError::NoConnection => ("no_connection", FailureKind::Refusal),
-            ForwardError::NoStream => ("no_stream", FailureKind::Refusal),
+            ForwardError::NoConnection => ("no_connection", FailureKind::RelayRefusal),
+            ForwardError::NoStream => ("no_stream", FailureKind::RelayRefusal),
             ForwardError::NotSent(_) => ("not_sent", FailureKind::Fault),
             ForwardError::Unreached => ("unreached", FailureKind::Fault),
-            ForwardError::Busy => ("busy", FailureKind::Refusal),
+            ForwardError::Busy => ("busy", FailureKind::RelayRefusal),
             ForwardError::Refused(_) => ("refused", FailureKind::Refusal),
             ForwardError::TooLarge => ("too_large", FailureKind::TooLarge),
             ForwardError::Broken(_) => ("broken", FailureKind::Fault),

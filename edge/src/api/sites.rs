@@ -48,6 +48,9 @@ pub(crate) enum FailureKind {
     Fault,
     /// It works, but takes no more just now, or not from here.
     Refusal,
+    /// This relay takes no more just now, or is not connected any more; another of the site's
+    /// may take it.
+    RelayRefusal,
     /// It doesn't serve the model.
     LacksModel,
     /// It takes no request as large as this.

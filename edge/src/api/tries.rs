@@ -2,10 +2,12 @@
 //!
 //! Until the first byte of an answer has come, nothing was told to the client, and another
 //! site can be asked instead: when a site can't be reached, breaks off, says that it is
-//! overloaded or down, or doesn't have the model after all. Each relay is asked once, and no
-//! other of its site where the answer holds for the whole site. A site that only takes its
+//! overloaded or down, or doesn't have the model after all. Each relay is asked once, at most
+//! two of a site, and no other of it where the answer holds for the whole site. A site that only takes its
 //! time is not replaced: the next one would be asked to do the same work while the first one
 //! goes on with it.
+
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -25,6 +27,9 @@ use crate::route::Dispatch;
 
 /// What Dynamo says when all its workers are busy; no standard code.
 const OVERLOADED: u16 = 529;
+
+/// Relays of one site that a request is sent to: a second one, as the first may be gone alone.
+const RELAYS_OF_SITE: usize = 2;
 
 /// An answer that has begun.
 pub(super) struct Begun<B> {
@@ -47,7 +52,10 @@ pub(super) struct Begun<B> {
 /// What is to be told when no site is left.
 #[derive(Default)]
 struct Tried {
+    /// Sites that are not asked again.
     sites: Vec<SiteId>,
+    /// How often each site was asked.
+    asked: BTreeMap<SiteId, usize>,
     relays: Vec<RelayId>,
     last: Option<SendError>,
     /// What all failures had in common, if anything.
@@ -65,8 +73,7 @@ impl<S: Sites> Api<S> {
         let shared = &self.0;
         let passed_on = headers::to_site(&head.headers);
         let mut tried = Tried::default();
-        let mut sends = 0;
-        while sends < shared.config.sites {
+        loop {
             let decision = shared
                 .router
                 .route(&mut asked.input, (&tried.sites, &tried.relays));
@@ -75,12 +82,14 @@ impl<S: Sites> Api<S> {
                 Ok(choice) => choice,
                 Err(refusal) => return Err(tried.refused(refusal, &decision, &asked)),
             };
+            if !tried.may_ask(&choice.site, shared.config.sites) {
+                return Err(tried.exhausted(&asked));
+            }
             tried.relays.push(choice.relay.clone());
             let model = asked.input.model.id();
             let Some(dispatch) = shared.router.dispatch(&choice, model) else {
                 continue;
             };
-            sends += 1;
             let request = SiteRequest {
                 method: head.method.clone(),
                 target: head
@@ -116,7 +125,6 @@ impl<S: Sites> Api<S> {
                 }
             }
         }
-        Err(tried.exhausted(&asked))
     }
 
     /// Asks one site. The outer error ends the request, the inner one only this try.
@@ -206,10 +214,20 @@ fn unwanted(status: StatusCode) -> Option<SendError> {
 }
 
 impl Tried {
+    /// Whether the site is among the first so many.
+    fn may_ask(&self, site: &SiteId, sites: usize) -> bool {
+        self.asked.contains_key(site) || self.asked.len() < sites
+    }
+
     fn note(&mut self, site: SiteId, over: SendError) {
-        // A fault may be of the relay or its frontend; the rest is of the workers behind all.
-        if over.kind != FailureKind::Fault {
-            self.sites.push(site);
+        let asked = self.asked.entry(site.clone()).or_default();
+        *asked += 1;
+        let enough = *asked >= RELAYS_OF_SITE;
+        match over.kind {
+            // Of the relay or its frontend: the site may have others.
+            FailureKind::Fault | FailureKind::RelayRefusal if !enough => {}
+            // Of the workers behind all of them, or twice in a row.
+            _ => self.sites.push(site),
         }
         let first = self.last.is_none();
         self.common = self.common.filter(|kind| *kind == over.kind);
@@ -239,7 +257,7 @@ impl Tried {
         match self.common {
             Some(FailureKind::LacksModel) => ApiError::UnknownModel(asked.input.model.to_string()),
             Some(FailureKind::TooLarge) => ApiError::TooLargeForSites,
-            Some(FailureKind::Fault | FailureKind::Refusal) | None => {
+            Some(FailureKind::Fault | FailureKind::Refusal | FailureKind::RelayRefusal) | None => {
                 let asked = count(self.relays.len());
                 ApiError::Unavailable(format!("{asked} asked, the last one: {}", last.reason))
             }

@@ -31,6 +31,24 @@ async fn a_site_that_fails_before_its_first_byte_is_passed_over() {
 }
 
 #[tokio::test]
+async fn what_one_relay_can_not_take_another_of_its_site_may() {
+    for failure in [Play::Busy, Play::Unreached, says(503, "x")] {
+        let edge = Edge::with(vec![("fra", failure), ("fra", says(200, FINE))]);
+        edge.use_relays(2);
+
+        assert_eq!(edge.send(chat()).await.status, 200);
+        assert_eq!(edge.asked(), ["fra", "fra"]);
+    }
+    for failure in [Play::TooLarge, says(529, "x"), says(404, "x")] {
+        let edge = Edge::with(vec![("fra", failure), ("iad", says(200, FINE))]);
+        edge.use_relays(2);
+
+        assert_eq!(edge.send(chat()).await.status, 200);
+        assert_eq!(edge.asked(), ["fra", "iad"]);
+    }
+}
+
+#[tokio::test]
 async fn each_site_is_asked_once_and_then_the_client_is_told_to_come_back() {
     let edge = Edge::with(vec![("fra", says(503, "x")), ("iad", Play::Unreached)]);
 

@@ -28,6 +28,8 @@ use crate::config::RetryTable;
 pub(super) enum Play {
     /// It can't be reached.
     Unreached,
+    /// Its relay takes no more just now.
+    Busy,
     /// Its relay takes no request as large.
     TooLarge,
     /// It takes the request and says nothing.
@@ -110,7 +112,8 @@ impl Sites for Arc<FakeSites> {
         relay: &RelayId,
         request: SiteRequest,
     ) -> Result<Response<FakeBody>, SendError> {
-        let site = relay.as_str().trim_end_matches("-1").to_owned();
+        let (site, _) = relay.as_str().rsplit_once('-').unwrap();
+        let site = site.to_owned();
         let given_up = self.given_up.clone().drop_guard();
         self.seen.lock().unwrap().push((site.clone(), request));
         let play = {
@@ -124,6 +127,12 @@ impl Sites for Arc<FakeSites> {
                 reason: "unreached",
                 detail: "nobody listens".into(),
                 kind: FailureKind::Fault,
+                may_have_run: false,
+            }),
+            Play::Busy => Err(SendError {
+                reason: "busy",
+                detail: "no more requests".into(),
+                kind: FailureKind::RelayRefusal,
                 may_have_run: false,
             }),
             Play::TooLarge => Err(SendError {
@@ -182,7 +191,7 @@ impl Edge {
             let mut plays = sites.plays.lock().unwrap();
             plays.entry(site.to_owned()).or_default().push(play);
         }
-        let view = Arc::new(ArcSwap::from_pointee(grid(None)));
+        let view = Arc::new(ArcSwap::from_pointee(grid(1, None)));
         let (metrics, _registry) = Metrics::new(Arc::clone(&view));
         let retry = RetryTable::default();
         let router = Router::new(
@@ -225,7 +234,12 @@ impl Edge {
 
     /// Both sites serve the model by this card from now on.
     pub(super) fn use_card(&self, card: &CardInfo) {
-        self.view.store(Arc::new(grid(Some(card))));
+        self.view.store(Arc::new(grid(1, Some(card))));
+    }
+
+    /// Both sites have so many relays from now on.
+    pub(super) fn use_relays(&self, relays: usize) {
+        self.view.store(Arc::new(grid(relays, None)));
     }
 
     /// Which sites were asked, in order.
@@ -261,21 +275,24 @@ impl Drop for Edge {
     }
 }
 
-fn grid(card: Option<&CardInfo>) -> GridView {
+fn grid(relays: usize, card: Option<&CardInfo>) -> GridView {
+    let relay = |site: &str, number, rtt_ms| RelayView {
+        id: RelayId::new(&format!("{site}-{number}")).unwrap(),
+        connected: true,
+        draining: false,
+        serves: vec![model().id()],
+        rtt: Duration::from_millis(rtt_ms),
+        path_rate: None,
+        window: None,
+    };
     let site = |name: &str, rtt_ms| SiteView {
         site: SiteId::new(name).unwrap(),
         region: None,
         labels: Labels::new(),
         alive: true,
-        relays: vec![RelayView {
-            id: RelayId::new(&format!("{name}-1")).unwrap(),
-            connected: true,
-            draining: false,
-            serves: vec![model().id()],
-            rtt: Duration::from_millis(rtt_ms),
-            path_rate: None,
-            window: None,
-        }],
+        relays: (1..=relays)
+            .map(|number| relay(name, number, rtt_ms))
+            .collect(),
         models: vec![ModelView {
             id: model().id(),
             name: model(),
