@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
+use ring::hmac;
 use rustls::client::{ResolvesClientCert, Resumption};
-use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::version::TLS13;
@@ -95,6 +96,8 @@ pub(crate) struct Loaded {
     pub(crate) identity: Identity,
     pub(crate) roots: RootCertStore,
     key: Arc<CertifiedKey>,
+    /// Keyed by the private key.
+    secrets: hmac::Key,
     not_after: SystemTime,
 }
 
@@ -157,6 +160,12 @@ impl NodeCredentials {
         self.current().not_after
     }
 
+    /// A secret of this node's own, the same in all its lives with the same private key.
+    pub fn secret(&self, purpose: &str) -> [u8; 32] {
+        let tag = hmac::sign(&self.current().secrets, purpose.as_bytes());
+        tag.as_ref().try_into().expect("SHA-256 has 32 bytes")
+    }
+
     pub(crate) fn current(&self) -> Arc<Loaded> {
         self.0.loaded.load_full()
     }
@@ -215,12 +224,12 @@ impl ResolvesClientCert for OwnCertificate {
 }
 
 fn provider() -> Arc<CryptoProvider> {
-    Arc::new(ring::default_provider())
+    Arc::new(rustls::crypto::ring::default_provider())
 }
 
 /// The signatures that certificates and handshakes may have.
 pub(crate) fn algorithms() -> WebPkiSupportedAlgorithms {
-    ring::default_provider().signature_verification_algorithms
+    rustls::crypto::ring::default_provider().signature_verification_algorithms
 }
 
 fn load(files: &IdentityFiles) -> Result<Loaded, CredentialsError> {
@@ -234,6 +243,7 @@ fn parse([cert, key, ca]: [(&[u8], String); 3]) -> Result<Loaded, CredentialsErr
     let chain = certificates(cert)?;
     let key =
         PrivateKeyDer::from_pem_slice(key.0).map_err(|e| pem_error("private key", key.1, &e))?;
+    let secrets = hmac::Key::new(hmac::HMAC_SHA256, key.secret_der());
     let key = CertifiedKey::from_der(chain, key, &provider()).map_err(CredentialsError::Key)?;
     let mut roots = RootCertStore::empty();
     for root in certificates(ca)? {
@@ -245,6 +255,7 @@ fn parse([cert, key, ca]: [(&[u8], String); 3]) -> Result<Loaded, CredentialsErr
         identity: peer.identity,
         roots,
         key: Arc::new(key),
+        secrets,
         not_after: peer.not_after,
     })
 }
@@ -315,6 +326,7 @@ mod tests {
                 identity: good.identity.clone(),
                 roots: good.roots.clone(),
                 key: Arc::new(key),
+                secrets: good.secrets.clone(),
                 not_after: good.not_after,
             };
             Self::new(None, loaded)
@@ -376,6 +388,19 @@ mod tests {
         let error = credentials.reload().unwrap_err();
 
         assert!(matches!(error, CredentialsError::Changed { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_secret_is_the_same_in_all_lives_of_a_node_and_no_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = node(dir.path());
+        let secret = |purpose| NodeCredentials::load(&files).unwrap().secret(purpose);
+        let one = secret("one");
+
+        assert_eq!(secret("one"), one);
+        assert_ne!(secret("two"), one);
+        renew(dir.path(), EDGE, 10);
+        assert_ne!(secret("one"), one);
     }
 
     #[test]

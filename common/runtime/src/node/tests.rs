@@ -1,5 +1,8 @@
 use kvgrid_certs::{CertAuthority, TrustDomain, Validity};
 use kvgrid_core::RelayId;
+use quinn::ConnectionError;
+use tokio::net::UdpSocket;
+use tokio::sync::watch;
 
 use super::*;
 
@@ -293,6 +296,53 @@ async fn a_node_that_stops_says_so() {
 
     let reason = CloseReason::of(&dialled.connection.closed().await);
     assert_eq!(reason, Some(CloseReason::Stopping));
+}
+
+/// A port that processes follow each other at: packets go to the newest, and come from it.
+async fn port(mut newest: watch::Receiver<SocketAddr>) -> SocketAddr {
+    let outside = UdpSocket::bind(local()).await.unwrap();
+    let inside = UdpSocket::bind(local()).await.unwrap();
+    let address = outside.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut client = None;
+        let (mut out, mut back) = ([0; 2048], [0; 2048]);
+        loop {
+            tokio::select! {
+                Ok((length, from)) = outside.recv_from(&mut out) => {
+                    client = Some(from);
+                    let to = *newest.borrow_and_update();
+                    inside.send_to(&out[..length], to).await.unwrap();
+                }
+                Ok((length, from)) = inside.recv_from(&mut back) => {
+                    if let Some(client) = client.filter(|_| from == *newest.borrow()) {
+                        outside.send_to(&back[..length], client).await.unwrap();
+                    }
+                }
+            }
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_node_that_is_back_ends_what_its_last_life_had_open() {
+    let pair = Pair::start();
+    let (newest, at) = watch::channel(pair.relay.local_addr());
+    let port = port(at).await;
+    let of = relay_id("fra-1");
+    let connected = pair.edge.connect(port, Protocol::View, &of).await.unwrap();
+    let again = NodeConfig::new(local(), pair.relay.0.credentials.clone())
+        .serve(Protocol::View, Accepts::Edges);
+    let again = Node::bind(again, &pair.tasks).unwrap();
+
+    newest.send(again.local_addr()).unwrap();
+    // The reset may be quicker than this.
+    if let Ok(mut stream) = connected.connection.open_uni().await {
+        let _ = stream.write_all(b"anybody there?").await;
+    }
+
+    assert_eq!(connected.connection.closed().await, ConnectionError::Reset);
+    pair.edge.connect(port, Protocol::View, &of).await.unwrap();
 }
 
 #[tokio::test]
