@@ -159,6 +159,16 @@ impl Events {
         }
     }
 
+    /// All that has not been taken yet, as text: what went wrong, where there are no events.
+    pub async fn rest(self) -> anyhow::Result<String> {
+        let rest = tokio::time::timeout(PATIENCE, self.body.collect())
+            .await
+            .context("the answer does not end")?
+            .context("the answer broke off")?;
+        let bytes = [&self.buffer[..], &rest.to_bytes()].concat();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
     fn take_event(&mut self) -> anyhow::Result<Option<String>> {
         let Some(end) = self.buffer.windows(2).position(|pair| pair == b"\n\n") else {
             return Ok(None);

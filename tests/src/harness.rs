@@ -27,6 +27,8 @@ pub(crate) mod config;
 mod conversation;
 mod edge;
 mod known;
+mod lives;
+mod partition;
 mod plan;
 pub(crate) mod process;
 mod site;
@@ -38,6 +40,7 @@ pub use plan::{EdgePlan, GridPlan, SitePlan};
 pub use process::{Process, hold_leash};
 
 use edge::Edge;
+use partition::Partition;
 use site::Site;
 
 /// How long a condition may take to come true on a busy machine.
@@ -51,6 +54,7 @@ pub struct Grid {
     client: Client,
     links: Tasks,
     mesh: bool,
+    partition: Option<Partition>,
     program: PathBuf,
     // Nodes write into it until they have ended.
     dir: TempDir,
@@ -86,6 +90,7 @@ impl Grid {
             client: Client::default(),
             links: Tasks::new(),
             mesh: plan.mesh,
+            partition: None,
             program: program.to_owned(),
             dir,
             _machine: machine,
@@ -155,12 +160,11 @@ impl Grid {
         Ok(())
     }
 
-    /// Where relays find others: at the first one, once that is up.
-    fn seeds(&self) -> Vec<SocketAddr> {
+    /// The relay at which others find the grid, once that is up, and where it listens.
+    fn first_relay(&self) -> Option<(&str, SocketAddr)> {
         let dialled = self.sites.values().filter(|site| !site.dials());
         let first = dialled.flat_map(Site::quic).next();
-        let first = first.filter(|(_, address)| self.mesh && address.port() != 0);
-        first.into_iter().map(|(_, address)| address).collect()
+        first.filter(|(_, address)| self.mesh && address.port() != 0)
     }
 
     fn launch_edge(&mut self, name: &str) -> anyhow::Result<()> {
@@ -205,7 +209,14 @@ impl Grid {
         conversation
             .turn(&self.client, edge, &self.url(edge)?)
             .await
-            .with_context(|| format!("asking {edge}"))
+            .with_context(|| format!("asking {edge}, which said:\n{}", self.said(edge)))
+    }
+
+    /// The last lines of an edge's log.
+    fn said(&self, edge: &str) -> String {
+        self.edges
+            .get(edge)
+            .map_or_else(String::new, Edge::last_output)
     }
 
     /// Asks a site's engine past all edges.
@@ -242,7 +253,7 @@ impl Grid {
         let admin_url = self.admin_url(edge)?;
         Known::until(&self.client, &admin_url, what, PATIENCE, is)
             .await
-            .with_context(|| format!("{edge}, which said:\n{}", self.edges[edge].last_output()))?;
+            .with_context(|| format!("{edge}, which said:\n{}", self.said(edge)))?;
         Ok(())
     }
 
@@ -286,64 +297,6 @@ impl Grid {
                 .await?;
         }
         Ok(())
-    }
-
-    /// A site loses power: its engine and its relay are gone without a word.
-    pub fn kill_site(&mut self, site: &str) -> anyhow::Result<()> {
-        self.site_mut(site)?.kill();
-        Ok(())
-    }
-
-    /// A site is shut down in order.
-    pub async fn stop_site(&mut self, site: &str) -> anyhow::Result<()> {
-        let stubborn = self.site_mut(site)?.stop().await;
-        if stubborn.is_empty() {
-            Ok(())
-        } else {
-            bail!("did not end when told to: {}", stubborn.join(", "))
-        }
-    }
-
-    /// Starts a killed site again: a new engine, cold, where the old one was.
-    pub async fn restart_site(&mut self, site: &str) -> anyhow::Result<()> {
-        self.site_mut(site)?.restart_engine().await?;
-        self.start_relays_of(site).await
-    }
-
-    /// A relay dies while its engine lives on.
-    pub fn kill_relay(&mut self, relay: &str) -> anyhow::Result<()> {
-        self.site_of(relay)?.kill_relay(relay)
-    }
-
-    /// A relay is told to end.
-    pub async fn stop_relay(&mut self, relay: &str) -> anyhow::Result<()> {
-        if !self.site_of(relay)?.stop_relay(relay).await? {
-            bail!("{relay} did not end when told to");
-        }
-        Ok(())
-    }
-
-    /// Starts a relay again, where the old one was.
-    pub async fn restart_relay(&mut self, relay: &str) -> anyhow::Result<()> {
-        let seeds = self.seeds();
-        self.site_of(relay)?.restart_relay(relay, &seeds).await
-    }
-
-    /// An edge dies without a word.
-    pub fn kill_edge(&mut self, edge: &str) -> anyhow::Result<()> {
-        self.edge_mut(edge)?.kill();
-        Ok(())
-    }
-
-    /// Starts a dead edge again; clients then reach it elsewhere. Whether it knows the sites
-    /// is not waited for.
-    pub async fn launch_edge_again(&mut self, edge: &str) -> anyhow::Result<()> {
-        self.edge_mut(edge)?.launch_again().await
-    }
-
-    /// Tells an edge to end, and starts it again; clients then reach it elsewhere.
-    pub async fn restart_edge(&mut self, edge: &str) -> anyhow::Result<()> {
-        self.edge_mut(edge)?.restart().await
     }
 
     /// How many requests the sites have answered to their end.

@@ -53,7 +53,7 @@ impl Grid {
             _dir: tempdir,
         };
         let dir = grid._dir.path().to_owned();
-        let mut seeds = Vec::new();
+        let mut network = config::RelayNetwork::default();
         for options in sites {
             let mut site = Site::new(dynamo, options)?;
             // What an engine has published, it can tell again. Dynamo can't: a relay has to be
@@ -65,15 +65,15 @@ impl Grid {
                 let name = format!("{}-{number}", site.name());
                 let (id, relay_id) = (SiteId::new(site.name())?, RelayId::new(&name)?);
                 issue(&dir, &Identity::relay(realm.clone(), id, relay_id))?;
-                let text = config::relay(&dir, &name, &site.beside(), config::ANY, &seeds);
+                let text = config::relay(&dir, &name, &site.beside(), config::ANY, &network);
                 config::write(&dir, &name, &text)?;
                 let mut relay = Process::new(program, "relay", &dir, &name);
                 relay.start()?;
                 let quic = relay.ready().await?["quic"];
                 // Where it stays if it is started again.
-                let text = config::relay(&dir, &name, &site.beside(), quic, &seeds);
+                let text = config::relay(&dir, &name, &site.beside(), quic, &network);
                 config::write(&dir, &name, &text)?;
-                seeds.push(quic);
+                network.seeds.push(quic);
                 grid.relays.push(relay);
             }
             if site.source() == KvSource::DynamoEvents {
@@ -87,7 +87,7 @@ impl Grid {
         )?;
         let seeds = config::Seeds {
             quorum: grid.sites.len(),
-            addresses: seeds,
+            addresses: network.seeds,
             straight: false,
         };
         config::write(&dir, EDGE, &config::edge(&dir, EDGE, config::ANY, &seeds))?;

@@ -90,31 +90,58 @@ impl Beside {
     }
 }
 
+/// How a relay is reached by others, and reaches them.
+#[derive(Debug, Default)]
+pub(crate) struct RelayNetwork {
+    /// Where it finds others.
+    pub(crate) seeds: Vec<SocketAddr>,
+    /// Addresses that it tells, by the networks they are of; none: its own, to everybody.
+    pub(crate) advertise: Vec<(&'static str, SocketAddr)>,
+    /// The networks that it reaches.
+    pub(crate) scopes: Vec<&'static str>,
+}
+
 /// A relay.
 pub(crate) fn relay(
     dir: &Path,
     name: &str,
     beside: &Beside,
     quic: SocketAddr,
-    seeds: &[SocketAddr],
+    network: &RelayNetwork,
 ) -> String {
-    let seeds: Vec<String> = seeds.iter().map(ToString::to_string).collect();
     format!(
         "{identity}\
          [listen]\nquic = \"{quic}\"\n\
-         [gossip]\nseeds = {seeds:?}\n\
+         {network}\
          [state]\ndir = {state}\n\
          [frontend]\nurl = {frontend:?}\n\
          {source}\
          [load]\nurls = [{metrics:?}]\n\
          {admin}",
         identity = identity(dir, name),
+        network = self::network(network),
         state = quoted(dir.join(format!("{name}-state"))),
         frontend = beside.frontend,
         source = source(&beside.source),
         metrics = beside.metrics,
         admin = admin(dir, name),
     )
+}
+
+fn network(network: &RelayNetwork) -> String {
+    let seeds: Vec<String> = network.seeds.iter().map(ToString::to_string).collect();
+    let mut text = String::new();
+    for (scope, address) in &network.advertise {
+        text.push_str(&format!("{scope} = [\"{address}\"]\n"));
+    }
+    if !text.is_empty() {
+        text.insert_str(0, "[advertise]\n");
+    }
+    text.push_str(&format!("[gossip]\nseeds = {seeds:?}\n"));
+    if !network.scopes.is_empty() {
+        text.push_str(&format!("scopes = {:?}\n", network.scopes));
+    }
+    text
 }
 
 fn source(source: &Source) -> String {

@@ -117,6 +117,10 @@ async fn ask(client: &Client, asked: &str, url: &str, body: &Value) -> anyhow::R
     let start = Instant::now();
     let url = format!("{url}/v1/chat/completions");
     let mut events = client.stream(&url, body).await?;
+    if !events.status.is_success() {
+        let (status, body) = (events.status, events.rest().await?);
+        bail!("{status}: {body}");
+    }
     let mut turn = Turn {
         asked: asked.to_owned(),
         site: header(&events.headers, "x-kvgrid-site").unwrap_or_default(),
@@ -145,8 +149,7 @@ async fn ask(client: &Client, asked: &str, url: &str, body: &Value) -> anyhow::R
             bail!("the answer ends with {event}");
         }
     }
-    let usage = usage.filter(|_| done && events.status.is_success());
-    let usage = usage.with_context(|| format!("{}: no whole answer", events.status))?;
+    let usage = usage.filter(|_| done).context("the answer is not whole")?;
     turn.prompt_tokens = usage["prompt_tokens"].as_u64().unwrap_or_default();
     turn.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
         .as_u64()

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use serde::Deserialize;
 
-use super::config;
+use super::config::{self, RelayNetwork};
 use super::plan::SitePlan;
 use super::process::Process;
 use crate::client::Client;
@@ -176,10 +176,10 @@ impl Site {
     pub(super) async fn restart_relay(
         &mut self,
         relay: &str,
-        seeds: &[SocketAddr],
+        network: &RelayNetwork,
     ) -> anyhow::Result<()> {
         self.relay_mut(relay)?.process.kill();
-        self.start_relay(relay, seeds).await
+        self.start_relay(relay, network).await
     }
 
     /// Stops all of it; names what had to be killed.
@@ -206,11 +206,11 @@ impl Site {
         self.engine.start()
     }
 
-    async fn start_relay(&mut self, name: &str, seeds: &[SocketAddr]) -> anyhow::Result<()> {
+    async fn start_relay(&mut self, name: &str, network: &RelayNetwork) -> anyhow::Result<()> {
         let beside = config::Beside::engine(&self.plan.engine, &self.engine_addresses);
         let dir = self.dir.clone();
         let relay = self.relay_mut(name)?;
-        let mut text = config::relay(&dir, name, &beside, relay.quic, seeds);
+        let mut text = config::relay(&dir, name, &beside, relay.quic, network);
         if !relay.edges.is_empty() {
             text.push_str(&config::dials(&relay.edges));
         }
