@@ -1,5 +1,6 @@
 //! Emulated sites and links, the demo, and a harness for tests of the whole grid.
 
+pub mod bench;
 pub mod client;
 pub mod demo;
 pub mod dynamo;

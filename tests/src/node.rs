@@ -1,10 +1,10 @@
-//! What the small daemons of this crate share: a configuration file, a file that says they
-//! are ready, and an end by signal.
+//! Nodes of a grid as processes of a program of this crate, and what the small daemons among
+//! them share: a configuration file, a file that says they are ready, and an end by signal.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,6 +12,49 @@ use kvgrid_runtime::config::Environment;
 use kvgrid_runtime::{ReadyFile, Tasks, Termination, args, config, telemetry};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use crate::emulator::Emulator;
+use crate::harness;
+use crate::link::Links;
+
+/// Runs a node if the command line says so, else the program itself, which is told the
+/// arguments and which binary can run nodes.
+#[allow(
+    clippy::print_stderr,
+    reason = "a program's last words go to its stderr"
+)]
+pub fn run_or(name: &str, program: impl FnOnce(Vec<OsString>, &Path) -> ExitCode) -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1).peekable();
+    if arguments.next_if(|first| first == "node").is_some() {
+        return run_node(name, arguments);
+    }
+    match std::env::current_exe() {
+        Ok(binary) => program(arguments.collect(), &binary),
+        Err(error) => {
+            eprintln!("{name}: this program does not find itself: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[allow(
+    clippy::print_stderr,
+    reason = "a wrong command line is answered on stderr"
+)]
+fn run_node(name: &str, mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    harness::hold_leash();
+    let kind = arguments.next().unwrap_or_default();
+    match kind.to_str() {
+        Some("relay") => kvgrid_relay::run(arguments),
+        Some("edge") => kvgrid_edge::run(arguments),
+        Some("emulator") => run::<Emulator>(arguments),
+        Some("link") => run::<Links>(arguments),
+        _ => {
+            eprintln!("usage: {name} node relay|edge|emulator|link --config FILE");
+            ExitCode::from(args::EXIT_USAGE)
+        }
+    }
+}
 
 /// Addresses by what listens there.
 pub type Addresses = BTreeMap<String, SocketAddr>;
