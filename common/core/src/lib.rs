@@ -13,6 +13,7 @@ pub mod id;
 pub mod label;
 pub mod load;
 pub mod membership;
+pub mod prediction;
 pub mod replication;
 pub mod residency;
 pub mod routing;

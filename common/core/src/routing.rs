@@ -13,11 +13,12 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::id::{ModelName, PoolId, RelayId, SiteId};
 use crate::label::SiteRules;
+use crate::prediction::Predicted;
 use crate::time::Instant;
 use crate::view::{GridView, SiteView};
 
 pub use chains::Chains;
-pub use depth::{Overlap, overlap_tokens};
+pub use depth::{Overlap, overlap_tokens, sent_beyond};
 pub use eligibility::{Breakers, Exclusion};
 pub use inflight::{Inflight, Lane, OwnLoad};
 pub use policy::{Policy, TierCredits, Weights};
@@ -61,6 +62,8 @@ pub struct Local<'a> {
     pub inflight: &'a Inflight,
     /// Relays that keep failing.
     pub breakers: &'a Breakers,
+    /// What it has sent where, and expects to be cached there by now.
+    pub predicted: Option<&'a Predicted>,
 }
 
 /// A decision, with its explanation.
@@ -81,7 +84,8 @@ pub struct Choice {
     pub relay: RelayId,
     /// How it was found among the candidates.
     pub pick: Pick,
-    /// Tokens that need no prefill, undiscounted.
+    /// Tokens that need no prefill, undiscounted: as the site's pools say, or, where it has
+    /// none, as expected of what was sent there.
     pub overlap_tokens: u32,
     /// Tokens that are expected to be computed.
     pub uncached_tokens: u32,
@@ -131,7 +135,7 @@ pub fn decide(
     now: Instant,
     rng: &mut impl Rng,
 ) -> Decision {
-    let overlaps = depth::overlaps(view, request.model.id(), request.chains, local.policy, now);
+    let overlaps = depth::overlaps(view, request.model.id(), request.chains, local, now);
     let candidates: Vec<Candidate> = view
         .sites()
         .iter()
@@ -193,7 +197,10 @@ fn choice((site, score): (&SiteId, &Score), pick: Pick, request: &RouteRequest<'
         site: site.clone(),
         relay: score.relay.clone(),
         pick,
-        overlap_tokens: score.overlap.tokens,
+        overlap_tokens: match score.overlap.pool {
+            Some(_) => score.overlap.tokens,
+            None => score.overlap.predicted,
+        },
         uncached_tokens: score.uncached_tokens,
         prompt_tokens: (!request.chains.is_empty()).then_some(score.prompt_tokens),
         pool: score.overlap.pool,

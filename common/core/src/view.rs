@@ -154,6 +154,11 @@ impl SiteView {
         self.models.iter().find(|view| view.id == model)
     }
 
+    /// Whether anything tells what it has cached of a model.
+    pub fn has_pool(&self, model: ModelId) -> bool {
+        self.pools.iter().any(|pool| pool.model == model)
+    }
+
     /// A relay by its id.
     pub fn relay(&self, relay: &RelayId) -> Option<&RelayView> {
         self.relays.iter().find(|view| view.id == *relay)

@@ -161,7 +161,7 @@ impl Geometry {
 
     /// The class of a mixed hash: high half to chunk, 20 bits to fingerprint, the rest to bucket.
     #[inline]
-    pub(super) fn class_of_mixed(&self, mixed: u64) -> Class {
+    pub(crate) fn class_of_mixed(&self, mixed: u64) -> Class {
         let chunk = (((mixed >> 32) * u64::from(self.chunks.get())) >> 32) as u32;
         let low = mixed & 0xffff_ffff;
         let fingerprint = 1 + (((low >> 12) * FINGERPRINTS) >> 20 & 0xffff) as u16;

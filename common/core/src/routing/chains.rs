@@ -98,6 +98,10 @@ impl Chains {
             for pool in site.pools.iter().filter(|pool| pool.model == model) {
                 self.prompts[index].hash(pool.block_size, pool.format, self.seed);
             }
+            // What is sent there is remembered in the card's blocks.
+            if let Some(card) = card.filter(|_| !site.has_pool(model)) {
+                self.prompts[index].hash(card.block_size, card.format, self.seed);
+            }
         }
     }
 

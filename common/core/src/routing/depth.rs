@@ -12,6 +12,7 @@ use crate::replication::ReplicaState;
 use crate::time::Instant;
 use crate::view::{GridView, PoolView, SiteView};
 
+use super::Local;
 use super::chains::Chains;
 use super::policy::Policy;
 
@@ -24,7 +25,9 @@ pub struct Overlap {
     pub depth: u32,
     /// Tokens of them that need no prefill.
     pub tokens: u32,
-    /// The same, discounted by tier and, for a stale replica, by expected eviction.
+    /// Tokens that it should hold by what was sent there, if these are more; else 0.
+    pub predicted: u32,
+    /// All of these, discounted by tier and, for a stale replica, by expected eviction.
     pub expected_tokens: u32,
     /// Whether the pool's replica is stale.
     pub stale: bool,
@@ -43,20 +46,76 @@ pub(super) fn overlaps(
     view: &GridView,
     model: ModelId,
     chains: &Chains,
-    policy: &Policy,
+    local: &Local<'_>,
     now: Instant,
 ) -> Vec<Overlap> {
     let searches = searches(view, model, chains);
     let found = search(&searches);
     let mut best = vec![Overlap::default(); view.sites().len()];
     for (search, depth) in searches.iter().zip(found) {
-        let overlap = search.overlap(depth, policy, now);
+        let overlap = search.overlap(depth, local.policy, now);
         let known = &mut best[search.site];
         if overlap.expected_tokens > known.expected_tokens {
             *known = overlap;
         }
     }
+    if let Some(predicted) = local.predicted {
+        for (site, overlap) in view.sites().iter().zip(&mut best) {
+            let place = predicted.place(&site.site, model);
+            let Some(sent) = Sent::of(site, model, chains) else {
+                continue;
+            };
+            let depth = predicted.extend(place, sent.chain, overlap.tokens / sent.block_size);
+            let tokens = overlap_tokens(depth, sent.prompt_tokens, sent.block_size);
+            if tokens > overlap.tokens {
+                overlap.predicted = tokens;
+                overlap.expected_tokens += tokens - overlap.tokens;
+            }
+        }
+    }
     best
+}
+
+/// What is sent to a site with a prompt beyond what its pools hold already; of a site without
+/// pools all of it, again and again, since nothing else tells that it is still there.
+pub fn sent_beyond<'a>(
+    site: &SiteView,
+    model: ModelId,
+    chains: &'a Chains,
+    overlap_tokens: u32,
+) -> &'a [ChainHash] {
+    let Some(sent) = Sent::of(site, model, chains) else {
+        return &[];
+    };
+    let known = match site.has_pool(model) {
+        true => (overlap_tokens / sent.block_size) as usize,
+        false => 0,
+    };
+    sent.chain.get(known..).unwrap_or(&[])
+}
+
+/// A prompt in the blocks of a site.
+struct Sent<'a> {
+    chain: &'a [ChainHash],
+    block_size: u32,
+    prompt_tokens: u32,
+}
+
+impl<'a> Sent<'a> {
+    /// In those of its pools, else of its card.
+    fn of(site: &SiteView, model: ModelId, chains: &'a Chains) -> Option<Self> {
+        let card = site.model(model).and_then(|model| model.card.as_ref())?;
+        let pool = site.pools.iter().find(|pool| pool.model == model);
+        let (block_size, format) = match pool {
+            Some(pool) => (pool.block_size, pool.format),
+            None => (card.block_size, card.format),
+        };
+        Some(Self {
+            chain: chains.chain(Some(&card.digest), block_size, format)?,
+            block_size: block_size.get(),
+            prompt_tokens: chains.prompt_tokens(Some(&card.digest))?,
+        })
+    }
 }
 
 /// One pool that is to be searched for one chain.
@@ -128,6 +187,7 @@ impl<'a> Search<'a> {
             pool: Some(self.pool.id),
             depth,
             tokens,
+            predicted: 0,
             expected_tokens: share_of(tokens, credit),
             stale,
         }

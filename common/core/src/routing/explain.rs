@@ -54,7 +54,10 @@ impl fmt::Display for Cost {
 impl fmt::Display for Overlap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "overlap {}", self.tokens)?;
-        if self.expected_tokens != self.tokens {
+        if self.predicted > 0 {
+            write!(f, ", sent {}", self.predicted)?;
+        }
+        if self.expected_tokens != self.tokens.max(self.predicted) {
             write!(f, " (expected {})", self.expected_tokens)?;
         }
         if self.stale {

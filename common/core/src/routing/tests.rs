@@ -13,6 +13,7 @@ use grid::{BLOCK, CARD, MODEL, NOW, Site, ms, tokens};
 
 mod grid;
 mod herd;
+mod predicted;
 mod properties;
 
 /// A decision's inputs, as most tests need them.
@@ -22,6 +23,7 @@ struct Case {
     policy: Policy,
     inflight: Inflight,
     breakers: Breakers,
+    predicted: Option<Predicted>,
     exclude: Vec<SiteId>,
     exclude_relays: Vec<RelayId>,
     affinity: Option<u64>,
@@ -40,6 +42,7 @@ impl Case {
             policy: Policy::default(),
             inflight: Inflight::default(),
             breakers: Breakers::default(),
+            predicted: None,
             exclude: Vec::new(),
             exclude_relays: Vec::new(),
             affinity: None,
@@ -75,6 +78,7 @@ impl Case {
             policy: &self.policy,
             inflight: &self.inflight,
             breakers: &self.breakers,
+            predicted: self.predicted.as_ref(),
         };
         let mut rng = SmallRng::seed_from_u64(seed);
         decide(&self.view, &request, &local, NOW, &mut rng)

@@ -116,6 +116,12 @@ impl Site {
         self
     }
 
+    /// Nothing tells what it has cached.
+    pub(crate) fn eventless(mut self) -> Self {
+        self.view.pools.clear();
+        self
+    }
+
     pub(crate) fn warm_on_disk(mut self, depth: u32) -> Self {
         self.view.pools.push(pool(2, Tier::Disk, depth));
         self

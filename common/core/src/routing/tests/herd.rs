@@ -158,6 +158,7 @@ impl Grid {
             policy,
             inflight: &self.inflight[edge],
             breakers: &Breakers::default(),
+            predicted: None,
         };
         let view = GridView::new(seen.collect());
         let decision = decide(&view, &request, &local, Instant::from_micros(now), rng);
