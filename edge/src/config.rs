@@ -50,6 +50,9 @@ pub(crate) struct ConfigFile {
     /// When it gives up on a site.
     #[serde(default)]
     pub(crate) retry: RetryTable,
+    /// What it expects to be cached where it has sent it.
+    #[serde(default)]
+    pub(crate) predict: PredictTable,
     /// For operators.
     #[serde(default)]
     pub(crate) admin: AdminConfig,
@@ -191,6 +194,23 @@ pub(crate) struct LimitsTable {
     /// How long requests under way may go on after that.
     #[serde(with = "humantime_serde")]
     pub(crate) stop_grace: Duration,
+}
+
+/// Table `[predict]`.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct PredictTable {
+    /// Whether what was sent to a site counts as cached there.
+    pub(crate) enabled: bool,
+    /// For how long after an answer has begun, at a site that tells what it has cached: until
+    /// its events have come.
+    #[serde(with = "humantime_serde")]
+    pub(crate) until_told: Duration,
+    /// For how long at a site that does not.
+    #[serde(with = "humantime_serde")]
+    pub(crate) ttl: Duration,
+    /// Most blocks that are remembered; past it those go first that would be forgotten first.
+    pub(crate) max_blocks: usize,
 }
 
 /// Table `[retry]`.

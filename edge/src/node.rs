@@ -27,7 +27,7 @@ use crate::api::{Api, ApiConfig, ApiParts};
 use crate::config::Config;
 use crate::forward::Forwarder;
 use crate::metrics::{CardMetrics, Metrics};
-use crate::route::Router;
+use crate::route::{Router, RouterConfig};
 use crate::subscribe::{self, SubscribeConfig};
 
 /// How long tasks may take to end once nothing is left for them to do.
@@ -195,11 +195,18 @@ fn start(
     registry.register_collector(Box::new(CardMetrics(Arc::clone(&cards))));
     let router = Router::new(
         Arc::clone(&grid.view),
-        config.policy,
-        &config.retry,
+        RouterConfig {
+            policy: config.policy,
+            retry: config.retry,
+            predict: config.predict,
+        },
         (clock, luck()),
         metrics.clone(),
     );
+    let (expiry, stop) = (router.clone().expire(), tasks.token().clone());
+    tasks.spawn_vital("expire predictions", async move {
+        stop.run_until_cancelled(expiry).await;
+    });
     let health = admin::health(grid.view, config.quorum);
 
     let api = Api::new(

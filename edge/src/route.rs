@@ -7,27 +7,44 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
+use kvgrid_core::Instant;
 use kvgrid_core::id::{ModelName, RelayId, SiteId};
 use kvgrid_core::label::SiteRules;
 use kvgrid_core::routing::{
     Breakers, Chains, Choice, Decision, Inflight, Local, Policy, RouteRequest, decide,
 };
 use kvgrid_core::view::GridView;
-use kvgrid_core::{Instant, ModelId};
 use kvgrid_runtime::Clock;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use tracing::debug;
 
-use crate::config::RetryTable;
+use crate::config::{PredictTable, RetryTable};
 use crate::metrics::Metrics;
 use board::BreakerBoard;
 pub(crate) use dispatch::Dispatch;
+use expect::Expectations;
 
 mod board;
 mod dispatch;
+mod expect;
+
+/// How often what is expected of sites is looked through for what has lasted long enough.
+const EXPIRY: Duration = Duration::from_millis(250);
+
+/// How a router decides.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RouterConfig {
+    /// By what.
+    pub(crate) policy: Policy,
+    /// When it gives up on a relay.
+    pub(crate) retry: RetryTable,
+    /// What it expects of what it has sent.
+    pub(crate) predict: PredictTable,
+}
 
 /// What a decision must know of a request; kept over its retries.
 #[derive(Clone, Debug)]
@@ -54,6 +71,7 @@ struct Shared {
     policy: Policy,
     inflight: ArcSwap<Inflight>,
     breakers: BreakerBoard,
+    expected: Expectations,
     clock: Clock,
     /// Seeds of the generators that decisions draw from, one each.
     seed: AtomicU64,
@@ -64,16 +82,16 @@ impl Router {
     /// A router over a view that others keep. `seed` makes its draws its own.
     pub(crate) fn new(
         view: Arc<ArcSwap<GridView>>,
-        policy: Policy,
-        retry: &RetryTable,
+        config: RouterConfig,
         (clock, seed): (Clock, u64),
         metrics: Metrics,
     ) -> Self {
         Self(Arc::new(Shared {
             view,
-            policy,
+            policy: config.policy,
             inflight: ArcSwap::default(),
-            breakers: BreakerBoard::new(retry),
+            breakers: BreakerBoard::new(&config.retry),
+            expected: Expectations::new(config.predict),
             clock,
             seed: AtomicU64::new(seed),
             metrics,
@@ -103,6 +121,7 @@ impl Router {
             policy: &self.0.policy,
             inflight: &self.0.inflight.load(),
             breakers: &self.0.breakers.snapshot(),
+            predicted: self.0.expected.predicted(),
         };
         let mut rng = self.generator();
         let decision = decide(&view, &request, &local, started, &mut rng);
@@ -116,8 +135,16 @@ impl Router {
     ///
     /// `None` if the relay's breaker lets one trial through and another request is that: the
     /// site is then to be treated like one that was tried.
-    pub(crate) fn dispatch(&self, choice: &Choice, model: ModelId) -> Option<Dispatch> {
-        Dispatch::begin(self, choice, model)
+    pub(crate) fn dispatch(&self, choice: &Choice, input: &RouteInput) -> Option<Dispatch> {
+        Dispatch::begin(self, choice, input)
+    }
+
+    /// Forgets what is not expected any more, for ever; ends by being dropped.
+    pub(crate) async fn expire(self) {
+        loop {
+            tokio::time::sleep(EXPIRY).await;
+            self.0.expected.expire(self.now());
+        }
     }
 
     /// The view as it is now.

@@ -263,15 +263,21 @@ impl Grid {
         let running = self.sites.values_mut();
         let running = running.filter_map(|site| {
             let relays = site.running();
-            (!relays.is_empty()).then(|| (site.name().to_owned(), relays))
+            let name = site.name().to_owned();
+            (!relays.is_empty()).then(|| (name, site.tells(), relays))
         });
-        let sites: Vec<(String, Vec<String>)> = running.collect();
+        let sites: Vec<(String, bool, Vec<String>)> = running.collect();
         for (name, edge) in self.edges.iter().filter(|(_, edge)| edge.is_started()) {
             self.until(name, "all sites are complete", |known| {
                 let serves = |relay: &String| known.serves(relay);
-                sites
-                    .iter()
-                    .all(|(site, relays)| known.complete(site) && relays.iter().all(serves))
+                sites.iter().all(|(site, tells, relays)| {
+                    let known_whole = if *tells {
+                        known.complete(site)
+                    } else {
+                        known.usable(site)
+                    };
+                    known_whole && relays.iter().all(serves)
+                })
             })
             .await?;
             let ready = self

@@ -75,6 +75,38 @@ async fn the_near_site_wins_when_nothing_is_warm_or_too_little() {
 }
 
 #[tokio::test]
+async fn a_conversation_stays_at_a_site_that_says_nothing_of_its_cache() {
+    let plan = GridPlan::default()
+        .site("fra", "eu")
+        .without_events()
+        .site("iad", "us")
+        .without_events()
+        .edge("eu-1", "eu", &[("fra", 4), ("iad", 90)]);
+    let mut grid = start(plan).await;
+    let mut talk = conversation(1, LONG);
+    grid.link("eu-1", "fra-1").unwrap().cut();
+    let gone = |known: &Known| !known.eligible("fra");
+    grid.until("eu-1", "fra is not eligible", gone)
+        .await
+        .unwrap();
+    let first = grid.turn("eu-1", &mut talk).await.unwrap();
+    assert_eq!(first.site, "iad", "{first:?}");
+    assert_cold(&first);
+    grid.link("eu-1", "fra-1").unwrap().mend();
+    grid.until_complete().await.unwrap();
+
+    let second = grid.turn("eu-1", &mut talk).await.unwrap();
+    let other = grid.turn("eu-1", &mut conversation(2, LONG)).await.unwrap();
+
+    assert_eq!(second.site, "iad", "{second:?}");
+    // All of the first prompt; the engine has the answer to it as well.
+    assert!(second.overlap_tokens > 19_000, "{second:?}");
+    assert!(second.overlap_tokens <= second.cached_tokens, "{second:?}");
+    assert_eq!(other.site, "fra", "{other:?}");
+    grid.stop().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_conversation_goes_on_elsewhere_when_its_site_is_killed() {
     let mut grid = start(near_and_far()).await;
     let mut talk = conversation(1, LONG);

@@ -87,7 +87,7 @@ impl<S: Sites> Api<S> {
             }
             tried.relays.push(choice.relay.clone());
             let model = asked.input.model.id();
-            let Some(dispatch) = shared.router.dispatch(&choice, model) else {
+            let Some(dispatch) = shared.router.dispatch(&choice, &asked.input) else {
                 continue;
             };
             let request = SiteRequest {
@@ -138,6 +138,9 @@ impl<S: Sites> Api<S> {
         match tokio::time::timeout(self.0.config.answer_timeout, begin).await {
             Ok(Ok((head, first, body))) => {
                 dispatch.first_byte();
+                if head.status.is_success() {
+                    dispatch.computed();
+                }
                 dispatch.succeeded();
                 Ok(Ok(Begun {
                     prompt_tokens: choice.prompt_tokens,

@@ -3,10 +3,12 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use kvgrid_core::prediction::PredictionConfig;
 use kvgrid_core::routing::Policy;
 
 use super::{
-    LimitsTable, ListenTable, PolicyTable, PromptTable, RetryTable, TiersTable, WeightsTable,
+    LimitsTable, ListenTable, PolicyTable, PredictTable, PromptTable, RetryTable, TiersTable,
+    WeightsTable,
 };
 
 /// Where the admin server listens: the loopback interface, because it asks nobody who he is.
@@ -103,6 +105,17 @@ impl Default for RetryTable {
             failures: 3,
             breaker_min: Duration::from_secs(1),
             breaker_max: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Default for PredictTable {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            until_told: Duration::from_secs(2),
+            ttl: Duration::from_secs(120),
+            max_blocks: PredictionConfig::default().max_blocks,
         }
     }
 }

@@ -12,12 +12,14 @@ use kvgrid_core::routing::{Policy, TierCredits, Weights};
 use kvgrid_runtime::config::{ConfigError, IdentityConfig};
 
 use super::{
-    ConfigFile, HeadersTable, LimitsTable, ListenTable, PolicyTable, PromptTable, RetryTable,
-    defaults,
+    ConfigFile, HeadersTable, LimitsTable, ListenTable, PolicyTable, PredictTable, PromptTable,
+    RetryTable, defaults,
 };
 
 /// Relays that may be named; the grid's others are learnt from them.
 const SEEDS: usize = 1024;
+/// Blocks that may be expected: about 1 GB of them.
+const PREDICTED_BLOCKS: usize = 1 << 24;
 
 /// The configuration as meant.
 #[derive(Clone, Debug)]
@@ -46,6 +48,8 @@ pub(crate) struct Config {
     pub(crate) limits: LimitsTable,
     /// When it gives up on a site.
     pub(crate) retry: RetryTable,
+    /// What it expects to be cached where it has sent it.
+    pub(crate) predict: PredictTable,
 }
 
 impl ConfigFile {
@@ -73,6 +77,7 @@ impl ConfigFile {
             prompt: prompt(self.prompt)?,
             limits: limits(self.limits)?,
             retry: retry(self.retry)?,
+            predict: predict(self.predict)?,
         })
     }
 }
@@ -188,6 +193,16 @@ fn limits(limits: LimitsTable) -> Result<LimitsTable, ConfigError> {
     not_zero("limits.head_timeout", limits.head_timeout)?;
     not_zero("limits.body_timeout", limits.body_timeout)?;
     Ok(limits)
+}
+
+fn predict(predict: PredictTable) -> Result<PredictTable, ConfigError> {
+    not_zero("predict.ttl", predict.ttl)?;
+    at_least_one("predict.max_blocks", predict.max_blocks)?;
+    if predict.max_blocks > PREDICTED_BLOCKS {
+        let reason = format!("more than {PREDICTED_BLOCKS} blocks");
+        return Err(ConfigError::key("predict.max_blocks", &reason));
+    }
+    Ok(predict)
 }
 
 fn retry(retry: RetryTable) -> Result<RetryTable, ConfigError> {

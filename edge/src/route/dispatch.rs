@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use kvgrid_core::breaker::Pass;
 use kvgrid_core::id::{ModelId, RelayId};
-use kvgrid_core::routing::{Choice, Inflight, Lane};
+use kvgrid_core::routing::{Choice, Inflight, Lane, sent_beyond};
 
-use super::Router;
 use super::board::Verdict;
+use super::expect::Expected;
+use super::{RouteInput, Router};
 
 /// A request that was sent to a relay. Dropping it ends the request, however it ended.
 ///
@@ -21,13 +22,16 @@ pub(crate) struct Dispatch {
     model: ModelId,
     number: u64,
     waiting: bool,
+    /// What the site should have cached of it; kept only until that is known to be so or not.
+    expected: Option<Expected>,
     /// Until the breaker has heard how the request went.
     pass: Option<Pass>,
 }
 
 impl Dispatch {
-    pub(super) fn begin(router: &Router, choice: &Choice, model: ModelId) -> Option<Self> {
+    pub(super) fn begin(router: &Router, choice: &Choice, input: &RouteInput) -> Option<Self> {
         let shared = &router.0;
+        let model = input.model.id();
         let pass = shared.breakers.admit(&choice.relay, model, router.now())?;
         let lane = lane(router, &choice.relay);
         let number = lane.begin(model, choice.uncached_tokens);
@@ -43,6 +47,7 @@ impl Dispatch {
             model,
             number,
             waiting: true,
+            expected: expected(router, choice, input),
             pass: Some(pass),
         })
     }
@@ -56,6 +61,14 @@ impl Dispatch {
     pub(crate) fn first_byte(&mut self) {
         if std::mem::take(&mut self.waiting) {
             self.lane.first_byte(self.model, self.number);
+        }
+    }
+
+    /// The answer that has begun is one to the prompt, so that this is cached there now.
+    pub(crate) fn computed(&mut self) {
+        if let Some(expected) = self.expected.take() {
+            let now = self.router.now();
+            self.router.0.expected.computed(&expected, now);
         }
     }
 
@@ -81,8 +94,19 @@ impl Dispatch {
 impl Drop for Dispatch {
     fn drop(&mut self) {
         self.lane.end(self.number);
+        if let Some(expected) = &self.expected {
+            self.router.0.expected.failed(expected);
+        }
         self.tell(Verdict::None);
     }
+}
+
+fn expected(router: &Router, choice: &Choice, input: &RouteInput) -> Option<Expected> {
+    let view = router.view();
+    let site = view.site(&choice.site)?;
+    let model = input.model.id();
+    let blocks = sent_beyond(site, model, &input.chains, choice.overlap_tokens);
+    router.0.expected.sent(site, model, blocks, router.now())
 }
 
 /// The relay's lane; a new relay gets one, which is rare enough to copy the map for it.

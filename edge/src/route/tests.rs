@@ -1,10 +1,11 @@
+use std::num::NonZeroU32;
 use std::time::Duration;
 
-use kvgrid_core::block::HashSeed;
+use kvgrid_core::block::{HashFormat, HashSeed};
 use kvgrid_core::label::Labels;
 use kvgrid_core::load::SiteLoad;
 use kvgrid_core::routing::Refusal;
-use kvgrid_core::view::{ModelView, RelayView, SiteView};
+use kvgrid_core::view::{CardDigest, CardInfo, ModelView, RelayView, SiteView};
 
 use super::*;
 
@@ -53,13 +54,11 @@ fn router() -> Router {
         breaker_max: Duration::from_secs(3600),
         ..RetryTable::default()
     };
-    Router::new(
-        view,
-        Policy::default(),
-        &retry,
-        (Clock::start(), 1),
-        metrics,
-    )
+    let config = RouterConfig {
+        retry,
+        ..RouterConfig::default()
+    };
+    Router::new(view, config, (Clock::start(), 1), metrics)
 }
 
 fn input() -> RouteInput {
@@ -75,7 +74,7 @@ fn input() -> RouteInput {
 /// Routes a request and begins it.
 fn send(router: &Router) -> (Choice, Dispatch) {
     let choice = router.route(&mut input(), (&[], &[])).outcome.unwrap();
-    let dispatch = router.dispatch(&choice, model().id()).unwrap();
+    let dispatch = router.dispatch(&choice, &input()).unwrap();
     (choice, dispatch)
 }
 
@@ -106,7 +105,7 @@ fn own_requests_in_the_queue_make_a_site_cost_more() {
     // 4,300 tokens of prefill take as long as the way to the other site.
     long.body_bytes = 4 * 4500;
     let choice = router.route(&mut long, (&[], &[])).outcome.unwrap();
-    let mut first = router.dispatch(&choice, model().id()).unwrap();
+    let mut first = router.dispatch(&choice, &input()).unwrap();
 
     let during = router.route(&mut input(), (&[], &[])).outcome.unwrap();
     first.first_byte();
@@ -182,4 +181,60 @@ fn decisions_draw_from_different_generators() {
         .collect();
 
     assert_eq!(draws.len(), 10);
+}
+
+/// A router whose sites can be tokenised for, and publish nothing of what they have cached.
+fn eventless() -> Router {
+    let router = router();
+    let card = CardInfo {
+        digest: CARD,
+        block_size: NonZeroU32::new(16).unwrap(),
+        format: HashFormat::Standard,
+        capacity_blocks: None,
+        context_length: None,
+        usable: true,
+    };
+    let sites = ["fra", "iad"].map(|name| {
+        let mut site = site(name, 4);
+        site.models[0].card = Some(card.clone());
+        site
+    });
+    router.0.view.store(Arc::new(GridView::new(sites.into())));
+    router
+}
+
+const CARD: CardDigest = CardDigest([1; 32]);
+
+fn prompt(seed: u32) -> RouteInput {
+    let mut input = input();
+    let tokens: Vec<u32> = (0..10_000).map(|token| token ^ seed << 16).collect();
+    input.chains.insert(CARD, tokens.into());
+    input
+}
+
+#[test]
+fn a_prompt_goes_back_to_where_it_was_sent_until_that_failed() {
+    let router = eventless();
+    let mut twins = [prompt(1), prompt(1)];
+    let route = |input: &mut RouteInput| router.route(input, (&[], &[])).outcome.unwrap();
+
+    let first = route(&mut twins[0]);
+    let mut dispatch = router.dispatch(&first, &twins[0]).unwrap();
+    assert_eq!(first.overlap_tokens, 0);
+    let second = route(&mut twins[1]);
+    assert_eq!(second.site, first.site);
+    assert_eq!(second.overlap_tokens, 9_984);
+    assert_eq!(route(&mut prompt(2)).overlap_tokens, 0);
+
+    dispatch.first_byte();
+    dispatch.computed();
+    drop(dispatch);
+    assert_eq!(route(&mut twins[1]).overlap_tokens, 9_984);
+
+    let mut other = prompt(3);
+    let lost = route(&mut other);
+    let mut dispatch = router.dispatch(&lost, &other).unwrap();
+    dispatch.failed();
+    drop(dispatch);
+    assert_eq!(route(&mut other).overlap_tokens, 0);
 }

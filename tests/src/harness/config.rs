@@ -59,6 +59,8 @@ pub(crate) struct Beside {
 
 /// By what it knows what is cached there, and how to tokenise.
 pub(crate) enum Source {
+    /// Nothing tells what is cached; a model's directory.
+    None { block_size: NonZeroU32 },
     /// An engine's raw events, and a model's directory.
     EngineZmq {
         events: String,
@@ -75,17 +77,22 @@ pub(crate) enum Source {
 
 impl Beside {
     /// An emulated engine with these addresses, which is its own frontend.
-    pub(super) fn engine(engine: &EngineConfig, addresses: &Addresses) -> Self {
+    pub(super) fn engine(engine: &EngineConfig, addresses: &Addresses, events: bool) -> Self {
         let at = |what: &str| addresses[what];
+        let block_size = engine.block_size;
+        let source = match events {
+            false => Source::None { block_size },
+            true => Source::EngineZmq {
+                events: format!("tcp://{}", at("publish")),
+                replay: format!("tcp://{}", at("replay")),
+                block_size,
+                capacity_blocks: engine.capacity_blocks,
+            },
+        };
         Self {
             frontend: format!("http://{}", at("http")),
             metrics: format!("http://{}/metrics", at("http")),
-            source: Source::EngineZmq {
-                events: format!("tcp://{}", at("publish")),
-                replay: format!("tcp://{}", at("replay")),
-                block_size: engine.block_size,
-                capacity_blocks: engine.capacity_blocks,
-            },
+            source,
         }
     }
 }
@@ -146,7 +153,11 @@ fn network(network: &RelayNetwork) -> String {
 
 fn source(source: &Source) -> String {
     let model = quoted(MODEL);
+    let dir = quoted(model_dir());
     match source {
+        Source::None { block_size } => {
+            format!("[card]\nmodel = {model}\ndir = {dir}\nblock_size = {block_size}\n")
+        }
         Source::EngineZmq {
             events,
             replay,
@@ -157,7 +168,6 @@ fn source(source: &Source) -> String {
              capacity_blocks = {capacity_blocks}\n\
              [[source]]\nkind = \"engine-zmq\"\n\
              endpoints = [{{ events = {events:?}, replay = {replay:?} }}]\n",
-            dir = quoted(model_dir()),
         ),
         Source::DynamoEvents {
             discovery,

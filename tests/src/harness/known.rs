@@ -135,16 +135,18 @@ impl Known {
         relays.any(|known| known.id == relay && known.connected && !known.serves.is_empty())
     }
 
+    /// Whether the edge can tokenise for the site, and send requests there.
+    pub fn usable(&self, name: &str) -> bool {
+        let usable = |model: &KnownModel| model.card.as_ref().is_some_and(|card| card.usable);
+        let models = self.site(name).map_or(&[][..], |site| &site.models);
+        self.eligible(name) && models.iter().all(usable)
+    }
+
     /// Whether the edge can route to the site by what that has cached.
     pub fn complete(&self, name: &str) -> bool {
-        let usable = |model: &KnownModel| model.card.as_ref().is_some_and(|card| card.usable);
         let whole = |pool: &KnownPool| pool.state == "live" && pool.completeness == "whole";
-        self.eligible(name)
-            && self.site(name).is_some_and(|site| {
-                site.models.iter().all(usable)
-                    && !site.pools.is_empty()
-                    && site.pools.iter().all(whole)
-            })
+        let pools = self.site(name).map_or(&[][..], |site| &site.pools);
+        self.usable(name) && !pools.is_empty() && pools.iter().all(whole)
     }
 
     /// Whether the site's engine's messages up to this sequence can be searched. It may have

@@ -20,6 +20,8 @@ pub struct SitePlan {
     pub relays: usize,
     /// Whether its relays dial the edges.
     pub dials: bool,
+    /// Whether its relays hear what the engine has cached.
+    pub events: bool,
     /// The network namespace that all of it runs in, if it is another than the test's.
     pub namespace: Option<String>,
 }
@@ -102,6 +104,14 @@ impl GridPlan {
         self
     }
 
+    /// Lets nobody know what the site that was added last has cached.
+    pub fn without_events(mut self) -> Self {
+        if let Some(site) = self.sites.last_mut() {
+            site.events = false;
+        }
+        self
+    }
+
     /// Lets the site that was added last run in a network namespace.
     pub fn in_namespace(mut self, name: &str) -> Self {
         if let Some(site) = self.sites.last_mut() {
@@ -142,6 +152,7 @@ impl GridPlan {
             engine,
             relays: 1,
             dials: false,
+            events: true,
             namespace: None,
         });
         self

@@ -92,6 +92,11 @@ impl Site {
         self.plan.relay_names().collect()
     }
 
+    /// Whether edges get to know what it has cached.
+    pub(super) const fn tells(&self) -> bool {
+        self.plan.events
+    }
+
     /// Whether its relays dial the edges; then they are started after those.
     pub(super) const fn dials(&self) -> bool {
         self.plan.dials
@@ -207,7 +212,8 @@ impl Site {
     }
 
     async fn start_relay(&mut self, name: &str, network: &RelayNetwork) -> anyhow::Result<()> {
-        let beside = config::Beside::engine(&self.plan.engine, &self.engine_addresses);
+        let beside =
+            config::Beside::engine(&self.plan.engine, &self.engine_addresses, self.plan.events);
         let dir = self.dir.clone();
         let relay = self.relay_mut(name)?;
         let mut text = config::relay(&dir, name, &beside, relay.quic, network);

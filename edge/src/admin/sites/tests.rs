@@ -8,7 +8,7 @@ use kvgrid_core::id::{ModelName, PoolId, Region, RelayId, SiteId};
 use kvgrid_core::label::Labels;
 use kvgrid_core::load::{ForeignLoad, GatewayLoad, RelayEcho};
 use kvgrid_core::replication::{Epoch, ReplicaView, Seq};
-use kvgrid_core::routing::{Chains, Policy};
+use kvgrid_core::routing::Chains;
 use kvgrid_core::view::{CardDigest, GridView};
 use kvgrid_runtime::Clock;
 use serde_json::{Value, json};
@@ -17,6 +17,7 @@ use super::*;
 use crate::config::RetryTable;
 use crate::metrics::Metrics;
 use crate::route::RouteInput;
+use crate::route::RouterConfig;
 
 fn model() -> ModelName {
     ModelName::new("tiny-chat").unwrap()
@@ -115,12 +116,14 @@ fn load() -> ModelLoad {
 fn router(site: SiteView) -> Router {
     let view = Arc::new(ArcSwap::from_pointee(GridView::new(vec![site])));
     let (metrics, _) = Metrics::new(Arc::clone(&view));
-    let retry = RetryTable {
-        failures: 1,
-        ..RetryTable::default()
+    let config = RouterConfig {
+        retry: RetryTable {
+            failures: 1,
+            ..RetryTable::default()
+        },
+        ..RouterConfig::default()
     };
-    let clock = (Clock::start(), 1);
-    Router::new(view, Policy::default(), &retry, clock, metrics)
+    Router::new(view, config, (Clock::start(), 1), metrics)
 }
 
 /// What the page shows of its one site, without ages, which differ from run to run.
@@ -199,7 +202,7 @@ fn own_requests_and_breakers_are_shown() {
     };
     let choice = router.route(&mut input, (&[], &[])).outcome.unwrap();
 
-    let mut dispatch = router.dispatch(&choice, model().id()).unwrap();
+    let mut dispatch = router.dispatch(&choice, &input).unwrap();
     assert_eq!(shown(&router)["relays"][0]["in_flight"], 1);
     dispatch.failed();
     drop(dispatch);

@@ -12,7 +12,6 @@ use http_body::{Body, Frame};
 use kvgrid_core::id::{ModelName, RelayId, SiteId};
 use kvgrid_core::label::Labels;
 use kvgrid_core::load::SiteLoad;
-use kvgrid_core::routing::Policy;
 use kvgrid_core::view::{CardInfo, GridView, ModelView, RelayView, SiteView};
 use kvgrid_prompt::CardsConfig;
 use kvgrid_runtime::http::{HttpLimits, listen, serve};
@@ -22,7 +21,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::super::sites::{FailureKind, SendError, SiteRequest};
 use super::super::*;
-use crate::config::RetryTable;
+use crate::route::RouterConfig;
 
 /// What a site does with a request.
 pub(super) enum Play {
@@ -193,11 +192,9 @@ impl Edge {
         }
         let view = Arc::new(ArcSwap::from_pointee(grid(1, None)));
         let (metrics, _registry) = Metrics::new(Arc::clone(&view));
-        let retry = RetryTable::default();
         let router = Router::new(
             Arc::clone(&view),
-            Policy::default(),
-            &retry,
+            RouterConfig::default(),
             (Clock::start(), 7),
             metrics.clone(),
         );
