@@ -7,6 +7,7 @@
 pub mod backoff;
 pub mod block;
 pub mod breaker;
+pub mod ckf;
 pub mod event;
 pub mod filter;
 pub mod id;
