@@ -4,12 +4,13 @@ use std::num::NonZeroU32;
 
 use bytes::Bytes;
 use kvgrid_core::block::HashFormat;
+use kvgrid_core::ckf::{Format, Naming};
 use kvgrid_core::event::Tier;
 use kvgrid_core::replication::ReplicaView;
 use kvgrid_core::view::{CardDigest, CardInfo, ModelView, PoolView};
 use kvgrid_core::{ModelId, ModelName, PoolId};
 
-use crate::convert::ConvertError;
+use crate::convert::{ConvertError, required};
 use crate::v1;
 
 /// Longest name of a source.
@@ -69,6 +70,14 @@ pub fn pool_to_wire(pool: &PoolView) -> v1::Pool {
         hash_format: format_to_wire(pool.format).into(),
         tier: tier_to_wire(pool.tier).into(),
         closed: pool.closed,
+        naming: naming_to_wire(pool.naming),
+        ckf: match pool.naming {
+            Naming::Ckf(format) => Some(v1::CkfNaming {
+                seed: format.seed(),
+                buckets: format.buckets(),
+            }),
+            Naming::Chain | Naming::Unknown => None,
+        },
     }
 }
 
@@ -84,6 +93,7 @@ pub fn pool_from_wire(wire: &v1::Pool) -> Result<PoolView, ConvertError> {
         source: wire.source.as_str().into(),
         block_size: block_size(wire.block_size, "pool.block_size")?,
         format: format_from_wire(wire.hash_format(), "pool.hash_format")?,
+        naming: naming_from_wire(wire)?,
         tier: tier_from_wire(wire.tier())?,
         closed: wire.closed,
         replica: ReplicaView::default(),
@@ -117,6 +127,32 @@ fn format_from_wire(wire: v1::HashFormat, field: &'static str) -> Result<HashFor
             field,
             "a format that is not known here",
         )),
+    }
+}
+
+/// What stands for a naming that is not known here; no version will give it a meaning.
+const UNKNOWN_NAMING: i32 = -1;
+
+fn naming_to_wire(naming: Naming) -> i32 {
+    match naming {
+        Naming::Chain => v1::Naming::Chain.into(),
+        Naming::Ckf(_) => v1::Naming::CkfV1.into(),
+        Naming::Unknown => UNKNOWN_NAMING,
+    }
+}
+
+/// A naming of a later version makes the pool one that can't be searched, and no error: the
+/// relay's other pools can.
+fn naming_from_wire(wire: &v1::Pool) -> Result<Naming, ConvertError> {
+    match v1::Naming::try_from(wire.naming) {
+        Ok(v1::Naming::Chain) => Ok(Naming::Chain),
+        Ok(v1::Naming::CkfV1) => {
+            let ckf = required(wire.ckf.as_ref(), "pool.ckf")?;
+            let format = Format::new(ckf.seed, u64::from(ckf.buckets));
+            let format = format.map_err(|error| ConvertError::invalid("pool.ckf", error))?;
+            Ok(Naming::Ckf(format))
+        }
+        Err(_) => Ok(Naming::Unknown),
     }
 }
 
@@ -182,10 +218,47 @@ mod tests {
                 hash_format: v1::HashFormat::Standard.into(),
                 tier: tier_to_wire(tier).into(),
                 closed: true,
+                naming: v1::Naming::Chain.into(),
+                ckf: None,
             };
 
             assert_eq!(pool_to_wire(&pool_from_wire(&wire).unwrap()), wire);
         }
+    }
+
+    #[test]
+    fn a_naming_survives_the_wire_and_a_later_versions_is_unknown() {
+        let named = |naming: i32, ckf| v1::Pool {
+            block_size: 16,
+            hash_format: v1::HashFormat::Standard.into(),
+            tier: v1::Tier::Device.into(),
+            naming,
+            ckf,
+            ..v1::Pool::default()
+        };
+        let (seed, buckets) = (7, 1024);
+        let wire = named(
+            v1::Naming::CkfV1.into(),
+            Some(v1::CkfNaming { seed, buckets }),
+        );
+        let pool = pool_from_wire(&wire).unwrap();
+        let refused = |wire| pool_from_wire(&wire).unwrap_err().to_string();
+
+        assert_eq!(pool.naming, Naming::Ckf(Format::new(7, 1024).unwrap()));
+        assert_eq!(pool_to_wire(&pool), wire);
+        let later = pool_from_wire(&named(99, None)).unwrap();
+        assert_eq!(later.naming, Naming::Unknown);
+        let missing = refused(named(v1::Naming::CkfV1.into(), None));
+        assert_eq!(missing, "pool.ckf is missing");
+        let buckets = 1000;
+        let odd = refused(named(
+            v1::Naming::CkfV1.into(),
+            Some(v1::CkfNaming { seed, buckets }),
+        ));
+        assert_eq!(
+            odd,
+            "pool.ckf: 1000 buckets are not a power of two from 2 to 16777216"
+        );
     }
 
     #[test]

@@ -167,6 +167,8 @@ pub enum Naming {
     Chain,
     /// By the classes of a `ckf-v1` filter, so that hashes of one class are one block.
     Ckf(Format),
+    /// By something that is not known here: nothing can be looked up in the pool.
+    Unknown,
 }
 
 impl Naming {
@@ -175,6 +177,7 @@ impl Naming {
         match self {
             Self::Chain => chain.to_vec(),
             Self::Ckf(format) => chain.iter().map(|chain| format.name(*chain)).collect(),
+            Self::Unknown => Vec::new(),
         }
     }
 }

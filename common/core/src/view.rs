@@ -10,6 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::block::HashFormat;
+use crate::ckf::Naming;
 use crate::event::Tier;
 use crate::id::{ModelId, ModelName, PoolId, Region, RelayId, SiteId};
 use crate::label::Labels;
@@ -115,6 +116,8 @@ pub struct PoolView {
     pub block_size: NonZeroU32,
     /// How its blocks are hashed.
     pub format: HashFormat,
+    /// By what names its filter knows them.
+    pub naming: Naming,
     /// Where the blocks are kept.
     pub tier: Tier,
     /// Whether a block is in only while all before it are.

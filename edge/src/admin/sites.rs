@@ -25,7 +25,8 @@
 //!     "known_by": "fra-1",
 //!     "pools": [{
 //!       "id": "0c5d2ae1a07d7bbf", "model": "tiny-chat", "source": "engines",
-//!       "block_size": 16, "format": "standard", "tier": "device", "closed": true,
+//!       "block_size": 16, "format": "standard", "naming": "chain", "tier": "device",
+//!       "closed": true,
 //!       "state": "live", "stale_ms": null,
 //!       "epoch": "4f2a0001", "sequence": 17, "blocks": 1250, "completeness": "whole",
 //!       "applied": [{"publisher": "0000000000000001", "sequence": 311}],
@@ -53,6 +54,8 @@
 //!   leading zeros, since JSON readers round large numbers; sequences are numbers.
 //! - `state` is `empty`, `syncing`, `live` or `stale`; `completeness` is `whole`, `partial`,
 //!   `incomplete` or `none`.
+//! - `naming` is by what a pool knows its blocks: `chain` (their hashes), `ckf-v1` (the classes
+//!   of Dynamo's own filter), or `unknown` here, so that the pool is not searched.
 //! - `breaker` is `closed`, `half_open` (the next request is a trial) or `open`: of a relay the
 //!   worst over the site's models, of a site the best over its relays.
 //! - `known_by` is the relay by which the pools are known; all tell of the same workers.
@@ -64,6 +67,7 @@
 use std::collections::BTreeMap;
 
 use kvgrid_core::block::HashFormat;
+use kvgrid_core::ckf::Naming;
 use kvgrid_core::event::Tier;
 use kvgrid_core::load::{EngineSum, GatewaySum, ModelLoad, SiteLoad};
 use kvgrid_core::replication::{Completeness, ReplicaState};
@@ -145,6 +149,7 @@ struct Pool<'a> {
     source: &'a str,
     block_size: u32,
     format: &'static str,
+    naming: &'static str,
     tier: &'static str,
     closed: bool,
     state: &'static str,
@@ -307,6 +312,7 @@ impl<'a> Pool<'a> {
             source: &pool.source,
             block_size: pool.block_size.get(),
             format: format_name(pool.format),
+            naming: naming_name(pool.naming),
             tier: tier_name(pool.tier),
             closed: pool.closed,
             state: state_name(replica.state),
@@ -412,6 +418,14 @@ const fn format_name(format: HashFormat) -> &'static str {
     match format {
         HashFormat::Standard => "standard",
         HashFormat::Eagle => "eagle",
+    }
+}
+
+const fn naming_name(naming: Naming) -> &'static str {
+    match naming {
+        Naming::Chain => "chain",
+        Naming::Ckf(_) => "ckf-v1",
+        Naming::Unknown => "unknown",
     }
 }
 

@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use kvgrid_core::replication::{ReplicaState, ReplicaView};
-use kvgrid_core::view::{GridView, SiteView};
+use kvgrid_core::ckf::Naming;
+use kvgrid_core::replication::ReplicaState;
+use kvgrid_core::view::{GridView, PoolView, SiteView};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
@@ -38,7 +39,7 @@ impl Collector for Grid {
         )?;
         page.gauge(
             ("pool_blocks", "Blocks that can be searched", None),
-            &pools(&view, |replica| count(replica.blocks)),
+            &pools(&view, |pool| count(pool.replica.blocks)),
         )?;
         page.gauge(
             (
@@ -46,7 +47,17 @@ impl Collector for Grid {
                 "Whether the replica follows its publisher",
                 None,
             ),
-            &pools(&view, |replica| truth(replica.state == ReplicaState::Live)),
+            &pools(&view, |pool| {
+                truth(pool.replica.state == ReplicaState::Live)
+            }),
+        )?;
+        page.gauge(
+            (
+                "pool_searchable",
+                "Whether it is known here by what names the pool holds its blocks",
+                None,
+            ),
+            &pools(&view, |pool| truth(pool.naming != Naming::Unknown)),
         )
     }
 }
@@ -73,7 +84,7 @@ fn round_trips(view: &GridView) -> Values {
     values
 }
 
-fn pools(view: &GridView, value: fn(&ReplicaView) -> f64) -> Values {
+fn pools(view: &GridView, value: fn(&PoolView) -> f64) -> Values {
     let mut values = Values::new();
     for site in view.sites() {
         for pool in &site.pools {
@@ -81,7 +92,7 @@ fn pools(view: &GridView, value: fn(&ReplicaView) -> f64) -> Values {
                 ("site", site.site.to_string()),
                 ("pool", format!("{:016x}", pool.id.0)),
             ];
-            values.push((labels, value(&pool.replica)));
+            values.push((labels, value(pool)));
         }
     }
     values

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use kvgrid_core::ckf::Naming;
 use kvgrid_core::replication::{Replica, ReplicaConfig, ReplicaError, Request};
 use kvgrid_core::view::{CardDigest, ModelView, PoolView};
 use kvgrid_core::{Instant, PoolId};
+use tracing::warn;
 
 /// Most bytes of the tables of one relay's pools, but for a table that replaces another: a
 /// relay, even a compromised one, can't fill this edge's memory. A tenth of it is usual.
@@ -44,7 +46,26 @@ struct Followed {
 }
 
 impl Followed {
+    fn new(listed: PoolView, config: &ReplicaConfig) -> Self {
+        if listed.naming == Naming::Unknown {
+            let (pool, source) = (listed.id.0, &*listed.source);
+            warn!(
+                pool,
+                source, "Pool names its blocks in a way not known here: not followed"
+            );
+        }
+        Self {
+            listed,
+            replica: Replica::new(config.clone()),
+            listed_now: true,
+            connected: false,
+        }
+    }
+
     fn connect(&mut self, now: Instant) {
+        if self.listed.naming == Naming::Unknown {
+            return;
+        }
         if !std::mem::replace(&mut self.connected, true) {
             self.replica.handle_connect(now);
         }
@@ -72,12 +93,9 @@ impl Memory {
     ) {
         let mut known = std::mem::take(&mut self.pools);
         for listed in pools {
-            let mut followed = known.remove(&listed.id).unwrap_or_else(|| Followed {
-                listed: listed.clone(),
-                replica: Replica::new(config.clone()),
-                listed_now: true,
-                connected: false,
-            });
+            let mut followed = known
+                .remove(&listed.id)
+                .unwrap_or_else(|| Followed::new(listed.clone(), config));
             followed.listed = listed;
             followed.listed_now = true;
             if self.wanted {
@@ -204,6 +222,7 @@ mod tests {
             source: Arc::from("engines"),
             block_size: NonZeroU32::new(16).unwrap(),
             format: HashFormat::Standard,
+            naming: Naming::Chain,
             tier: Tier::Device,
             closed: true,
             replica: ReplicaView::default(),
@@ -222,6 +241,21 @@ mod tests {
         memory.handle_catalog((Vec::new(), pools), &config, Instant::ZERO);
         let asked = memory.poll_requests(Instant::ZERO);
         asked.into_iter().map(|(pool, _)| pool.0).collect()
+    }
+
+    #[test]
+    fn a_pool_whose_names_nobody_here_knows_is_not_followed() {
+        let mut memory = wanted();
+        let config = ReplicaConfig::with_keys(Vec::new());
+        let naming = Naming::Unknown;
+        let pools = vec![PoolView { naming, ..pool(1) }, pool(2)];
+
+        memory.handle_catalog((Vec::new(), pools), &config, Instant::ZERO);
+
+        let asked = memory.poll_requests(Instant::ZERO);
+        let asked: Vec<_> = asked.into_iter().map(|(pool, _)| pool.0).collect();
+        assert_eq!(asked, [2]);
+        assert_eq!(memory.pools().len(), 2);
     }
 
     #[test]

@@ -31,11 +31,19 @@ pub enum Refusal {
     FewTokens,
     /// A worker other than the one the publisher speaks for.
     Worker,
+    /// A message that does not keep to its contract: no marker, or another version.
+    Contract,
+    /// Another life of the publisher than the one that was asked for.
+    Producer,
+    /// Something of a peer's that is not known here, and is never taken for something else.
+    Unsupported,
+    /// More of something than is followed.
+    Limit,
 }
 
 impl Refusal {
     /// Every reason, in the order of their declaration.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 17] = [
         Self::Malformed,
         Self::UnknownType,
         Self::UnknownMedium,
@@ -49,6 +57,10 @@ impl Refusal {
         Self::ExtraKeys,
         Self::FewTokens,
         Self::Worker,
+        Self::Contract,
+        Self::Producer,
+        Self::Unsupported,
+        Self::Limit,
     ];
 
     /// A short name, for metrics.
@@ -67,6 +79,10 @@ impl Refusal {
             Self::ExtraKeys => "extra_keys",
             Self::FewTokens => "few_tokens",
             Self::Worker => "worker",
+            Self::Contract => "contract",
+            Self::Producer => "producer",
+            Self::Unsupported => "unsupported",
+            Self::Limit => "limit",
         }
     }
 }

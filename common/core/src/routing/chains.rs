@@ -2,14 +2,17 @@
 //!
 //! Sites of one model can differ in how they tokenise (their cards differ), in block size
 //! and in hash format. Token sequences that are equal are kept once, and each is hashed once
-//! per (block size, format) that the view has a pool of, however many sites share it.
+//! per (block size, format) that the view has a pool of, however many sites share it. Pools
+//! that name their blocks otherwise than by these hashes get a chain of such names, made once
+//! as well.
 
 use core::num::NonZeroU32;
 use std::sync::Arc;
 
 use crate::block::{ChainHash, HashFormat, HashSeed, chain_hashes};
+use crate::ckf::Naming;
 use crate::id::ModelId;
-use crate::view::{CardDigest, GridView};
+use crate::view::{CardDigest, GridView, PoolView};
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// A prompt's tokens, per card, and their chains, once hashed.
@@ -26,7 +29,35 @@ pub struct Chains {
 #[derive(Clone, Debug)]
 struct Prompt {
     tokens: Arc<[u32]>,
-    chains: Vec<(NonZeroU32, HashFormat, Vec<ChainHash>)>,
+    chains: Vec<(Kind, Vec<ChainHash>)>,
+}
+
+/// What a pool's names of blocks depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    block_size: NonZeroU32,
+    format: HashFormat,
+    naming: Naming,
+}
+
+impl Kind {
+    /// How a pool names its blocks.
+    pub(super) const fn of(pool: &PoolView) -> Self {
+        Self {
+            block_size: pool.block_size,
+            format: pool.format,
+            naming: pool.naming,
+        }
+    }
+
+    /// Blocks by the hashes of what they hold.
+    pub(super) const fn hashed(block_size: NonZeroU32, format: HashFormat) -> Self {
+        Self {
+            block_size,
+            format,
+            naming: Naming::Chain,
+        }
+    }
 }
 
 impl Chains {
@@ -96,27 +127,20 @@ impl Chains {
                 continue;
             };
             for pool in site.pools.iter().filter(|pool| pool.model == model) {
-                self.prompts[index].hash(pool.block_size, pool.format, self.seed);
+                self.prompts[index].name(Kind::of(pool), self.seed);
             }
             // What is sent there is remembered in the card's blocks.
             if let Some(card) = card.filter(|_| !site.has_pool(model)) {
-                self.prompts[index].hash(card.block_size, card.format, self.seed);
+                let kind = Kind::hashed(card.block_size, card.format);
+                self.prompts[index].name(kind, self.seed);
             }
         }
     }
 
-    /// The chain at sites with this card; `None` if the tokens are not known or not hashed.
-    pub fn chain(
-        &self,
-        card: Option<&CardDigest>,
-        block_size: NonZeroU32,
-        format: HashFormat,
-    ) -> Option<&[ChainHash]> {
-        let chains = &self.prompt(card)?.chains;
-        let found = chains
-            .iter()
-            .find(|(size, of, _)| *size == block_size && *of == format);
-        found.map(|(_, _, chain)| chain.as_slice())
+    /// The names of the prompt's blocks in pools of this kind at sites with this card; `None`
+    /// if the tokens are not known or not hashed.
+    pub(super) fn chain(&self, card: Option<&CardDigest>, kind: Kind) -> Option<&[ChainHash]> {
+        self.prompt(card)?.chain(kind)
     }
 
     fn intern(&mut self, tokens: Arc<[u32]>) -> usize {
@@ -144,12 +168,29 @@ impl Chains {
 }
 
 impl Prompt {
-    fn hash(&mut self, block_size: NonZeroU32, format: HashFormat, seed: HashSeed) {
-        let same =
-            |(size, of, _): &(NonZeroU32, HashFormat, _)| *size == block_size && *of == format;
-        if !self.chains.iter().any(same) {
-            let chain = chain_hashes(&self.tokens, block_size, format, seed);
-            self.chains.push((block_size, format, chain));
+    fn chain(&self, kind: Kind) -> Option<&[ChainHash]> {
+        let mut chains = self.chains.iter();
+        let found = chains.find(|(of, _)| *of == kind);
+        found.map(|(_, chain)| chain.as_slice())
+    }
+
+    /// Names the blocks as pools of this kind do, unless that was done already.
+    fn name(&mut self, kind: Kind, seed: HashSeed) {
+        if self.chain(kind).is_some() {
+            return;
+        }
+        let hashed = Kind::hashed(kind.block_size, kind.format);
+        let hashes = match self.chain(hashed) {
+            Some(hashes) => hashes,
+            None => {
+                let hashes = chain_hashes(&self.tokens, kind.block_size, kind.format, seed);
+                self.chains.push((hashed, hashes));
+                &self.chains[self.chains.len() - 1].1
+            }
+        };
+        if kind != hashed {
+            let names = kind.naming.names(hashes);
+            self.chains.push((kind, names));
         }
     }
 }

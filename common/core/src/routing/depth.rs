@@ -1,6 +1,6 @@
 //! How much of a prompt each site has cached.
 //!
-//! Pools whose prompt, block size and format are the same share one chain, so they are
+//! Pools whose prompt, block size, format and naming are the same share one chain, so they are
 //! searched together, in lock step, by [`depths`].
 
 use core::time::Duration;
@@ -13,7 +13,7 @@ use crate::time::Instant;
 use crate::view::{GridView, PoolView, SiteView};
 
 use super::Local;
-use super::chains::Chains;
+use super::chains::{Chains, Kind};
 use super::policy::Policy;
 
 /// The best that a site's pools offer a prompt.
@@ -111,7 +111,7 @@ impl<'a> Sent<'a> {
             None => (card.block_size, card.format),
         };
         Some(Self {
-            chain: chains.chain(Some(&card.digest), block_size, format)?,
+            chain: chains.chain(Some(&card.digest), Kind::hashed(block_size, format))?,
             block_size: block_size.get(),
             prompt_tokens: chains.prompt_tokens(Some(&card.digest))?,
         })
@@ -136,7 +136,7 @@ fn searches<'a>(view: &'a GridView, model: ModelId, chains: &'a Chains) -> Vec<S
                 site,
                 pool,
                 prompt_tokens: chains.prompt_tokens(card)?,
-                chain: chains.chain(card, pool.block_size, pool.format)?,
+                chain: chains.chain(card, Kind::of(pool))?,
             })
         })
     };

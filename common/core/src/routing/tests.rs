@@ -145,6 +145,21 @@ fn a_warm_prefix_wins_over_a_near_site() {
 }
 
 #[test]
+fn a_pool_is_searched_by_the_names_that_it_has() {
+    let near = Site::new("fra", 4).warm(50);
+    let far = Site::new("iad", 90).warm_by_classes(2000, &[]);
+    let holed = Site::new("icn", 90).warm_by_classes(2000, &[700]);
+    let unknown = Site::new("sin", 4).warm(2000).of_unknown_names();
+    let case = Case::new(40_000, vec![near, far, holed, unknown]);
+
+    let depth = |site| case.score(site).overlap.depth;
+
+    assert_eq!(case.chosen(), "iad");
+    assert_eq!((depth("fra"), depth("iad"), depth("sin")), (50, 2000, 0));
+    assert_eq!(depth("icn"), 700, "it is confirmed block by block");
+}
+
+#[test]
 fn the_ocean_outweighs_a_short_warm_prefix() {
     let case = Case::new(
         2000,

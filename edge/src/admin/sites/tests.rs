@@ -76,6 +76,7 @@ fn pool() -> PoolView {
         source: "engines".into(),
         block_size: block_size(),
         format: HashFormat::Standard,
+        naming: Naming::Chain,
         tier: Tier::Device,
         closed: true,
         replica: ReplicaView {
@@ -165,7 +166,8 @@ fn a_site_is_shown_with_all_that_is_known_of_it() {
         "known_by": "fra-1",
         "pools": [{
             "id": "0000000000000c5d", "model": "tiny-chat", "source": "engines",
-            "block_size": 16, "format": "standard", "tier": "device", "closed": true,
+            "block_size": 16, "format": "standard", "naming": "chain", "tier": "device",
+            "closed": true,
             "state": "live", "stale_ms": null,
             "epoch": "4f2a0001", "sequence": 17, "blocks": 1250, "completeness": "whole",
             "applied": [{"publisher": "0000000000000001", "sequence": 311}],

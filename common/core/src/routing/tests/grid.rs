@@ -5,6 +5,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use crate::block::{HashFormat, HashSeed, chain_hashes};
+use crate::ckf::{Format, Naming};
 use crate::event::Tier;
 use crate::filter::{Geometry, MixKey, Writer};
 use crate::id::{ModelName, PoolId, Region, RelayId, SiteId};
@@ -119,6 +120,26 @@ impl Site {
     /// Nothing tells what it has cached.
     pub(crate) fn eventless(mut self) -> Self {
         self.view.pools.clear();
+        self
+    }
+
+    /// The same, known by the filter of Dynamo's own relay, but for these blocks.
+    pub(crate) fn warm_by_classes(mut self, depth: u32, holes: &[u32]) -> Self {
+        let naming = Naming::Ckf(Format::new(11, 1 << 16).unwrap());
+        self.view.pools = vec![PoolView {
+            naming,
+            closed: false,
+            replica: replica(naming, depth, holes),
+            ..pool(1, Tier::Device, 0)
+        }];
+        self
+    }
+
+    /// Its pools name their blocks in a way that nobody here knows.
+    pub(crate) fn of_unknown_names(mut self) -> Self {
+        for pool in &mut self.view.pools {
+            pool.naming = Naming::Unknown;
+        }
         self
     }
 
@@ -286,18 +307,24 @@ fn pool(id: u64, tier: Tier, depth: u32) -> PoolView {
         source: "engines".into(),
         block_size: BLOCK,
         format: HashFormat::Standard,
+        naming: Naming::Chain,
         tier,
         closed: true,
-        replica: replica(depth),
+        replica: replica(Naming::Chain, depth, &[]),
     }
 }
 
-/// A live replica of a pool that holds the first `depth` blocks of [`tokens`].
-fn replica(depth: u32) -> ReplicaView {
+/// A live replica of a pool that holds the first `depth` blocks of [`tokens`] under these
+/// names, but for some.
+fn replica(naming: Naming, depth: u32, holes: &[u32]) -> ReplicaView {
     let seed = HashSeed::new(None, None);
     let key = Arc::new(MixKey::from_bytes(&[7; 32]));
     let mut writer = Writer::new(Geometry::for_capacity(1000, key.id()));
-    for chain in chain_hashes(&tokens(depth * 16), BLOCK, HashFormat::Standard, seed) {
+    let chain = chain_hashes(&tokens(depth * 16), BLOCK, HashFormat::Standard, seed);
+    for (block, chain) in (0..).zip(naming.names(&chain)) {
+        if holes.contains(&block) {
+            continue;
+        }
         let class = writer.geometry().class(&key, chain);
         writer.insert(class).unwrap();
     }
