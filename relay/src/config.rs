@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::proxy::ProxyLimits;
 
-pub(crate) use resolve::{CardSettings, Config, Feeds, SourceSettings};
+pub(crate) use resolve::{CardSettings, Config, Feeds, PeerSettings, SourceSettings};
 
 mod resolve;
 #[cfg(test)]
@@ -234,6 +234,10 @@ pub(crate) struct SourceTable {
     pub(crate) endpoints: Vec<EndpointTable>,
     /// Where the site's processes register themselves.
     pub(crate) discovery: Option<DiscoveryTable>,
+    /// Dynamo's own relay, `http://host:port`.
+    pub(crate) url: Option<String>,
+    /// Most bytes of one message from it.
+    pub(crate) message_bytes: Option<usize>,
     /// The site's Dynamo namespace.
     pub(crate) namespace: Option<String>,
     /// The component of the workers; any if left out.
@@ -284,6 +288,8 @@ pub(crate) enum SourceKind {
     EngineZmq,
     /// Dynamo's own event plane, over ZeroMQ without a broker.
     DynamoEvents,
+    /// Dynamo's own relay (`kv_dc_relay`), over gRPC.
+    DynamoRelay,
 }
 
 impl SourceKind {
@@ -292,6 +298,7 @@ impl SourceKind {
         match self {
             Self::EngineZmq => "engine-zmq",
             Self::DynamoEvents => "dynamo-events",
+            Self::DynamoRelay => "dynamo-relay",
         }
     }
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use kvgrid_core::event::Refusal;
 use kvgrid_core::replication::Completeness;
 use kvgrid_core::residency::ResidencyStats;
-use kvgrid_core::{ModelId, ModelName};
+use kvgrid_core::{Instant, ModelId, ModelName};
 use kvgrid_runtime::Clock;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -75,7 +75,9 @@ impl Collector for Readings {
         let pools = self.pools.borrow();
         blocks(&mut page, &pools)?;
         events(&mut page, &pools)?;
-        knowledge(&mut page, &pools)
+        knowledge(&mut page, &pools)?;
+        peers(&mut page, &pools)?;
+        ages(&mut page, &pools, self.clock.now())
     }
 }
 
@@ -245,6 +247,38 @@ fn knowledge(page: &mut Page<'_>, pools: &[PoolReport]) -> fmt::Result {
         "pool_whole",
         "Whether everything that workers hold is known",
         pools.iter().map(whole),
+    )
+}
+
+/// What only sources tell that have a peer.
+fn peers(page: &mut Page<'_>, pools: &[PoolReport]) -> fmt::Result {
+    let ends = pools.iter().flat_map(|pool| {
+        pool.ends.iter().map(|(reason, count)| {
+            let mut labels = pool.labels();
+            labels.push(("reason", (*reason).to_owned()));
+            (labels, *count)
+        })
+    });
+    page.counter("source_stream_ends", "Streams of a peer that ended", ends)?;
+    let ready = pools
+        .iter()
+        .filter_map(|pool| Some((pool.labels(), u64::from(pool.ready?))));
+    page.gauge(
+        "source_model_ready",
+        "Whether a peer says that the model is served, where it knows",
+        ready,
+    )
+}
+
+fn ages(page: &mut Page<'_>, pools: &[PoolReport], now: Instant) -> fmt::Result {
+    let ages = pools.iter().filter_map(|pool| {
+        let age = now.saturating_since(pool.heard_at?);
+        Some((pool.labels(), age.as_secs()))
+    });
+    page.gauge(
+        "source_last_message_age_seconds",
+        "Seconds since the last message that was applied",
+        ages,
     )
 }
 

@@ -1,29 +1,36 @@
 //! Pools: what sources tell, turned into what edges are told.
 //!
-//! One task owns every pool's residency. It takes one source event at a time, works on it in
-//! bounded steps, and tells changes between them, so that a worker's death with a million
-//! blocks holds up neither other tasks nor the batches that are due. Sources wait meanwhile.
+//! One task owns all that pools hold: the residency of workers (`resident`), or copies of
+//! filters that somebody else publishes (`mirrored`). It takes one source event at a time,
+//! works on it in bounded steps, and tells changes between them, so that a worker's death with
+//! a million blocks holds up neither other tasks nor the batches that are due. Sources wait
+//! meanwhile.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvgrid_core::event::{Refusals, Tier};
+use kvgrid_core::event::Refusals;
 use kvgrid_core::replication::Completeness;
-use kvgrid_core::residency::{PoolOp, ResidencyStats};
+use kvgrid_core::residency::ResidencyStats;
 use kvgrid_core::{Instant, ModelName};
 use kvgrid_runtime::Clock;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{block_in_place, yield_now};
 
-use crate::config::{LimitsTable, SourceSettings};
-use crate::publish::{Hub, PoolPublisher, PoolShape, PoolSpec, PoolStatus};
+use crate::config::{Feeds, LimitsTable, SourceSettings};
+use crate::publish::{Hub, PoolStatus};
 use crate::sources::{FeedState, SourceEvent};
 
+mod knowledge;
+mod mirrored;
 mod pool;
+mod resident;
 #[cfg(test)]
 mod tests;
 
-use pool::{Pool, Then};
+use mirrored::Mirrored;
+use resident::Resident;
 
 /// Entries worked on between two looks at the clock, about a millisecond's work.
 const STEP: usize = 2048;
@@ -52,6 +59,12 @@ pub(crate) struct PoolReport {
     pub(crate) refused: Refusals,
     /// How often messages were lost for good.
     pub(crate) gaps: u64,
+    /// When the last message was applied.
+    pub(crate) heard_at: Option<Instant>,
+    /// How often a peer's streams have ended, by reason.
+    pub(crate) ends: BTreeMap<&'static str, u64>,
+    /// Whether the peer says that the model is served, where it says so.
+    pub(crate) ready: Option<bool>,
 }
 
 impl PoolReport {
@@ -71,22 +84,48 @@ pub(crate) struct Pools {
     clock: Clock,
 }
 
-struct Source {
-    name: Arc<str>,
+/// Whose pools they are, and where they are told.
+#[derive(Clone)]
+struct Owner {
+    source: Arc<str>,
     model: ModelName,
-    pool: Pool,
     hub: Hub,
-    /// Where the pool is told to edges, once it is known what its blocks look like.
-    offer: Option<Offer>,
-    /// Pools that were offered before.
-    offers: u16,
 }
 
-struct Offer {
-    shape: PoolShape,
-    publisher: PoolPublisher,
-    /// How much the pool knows, as edges were told.
-    told: Completeness,
+/// What one source's pools hold.
+trait Holdings: Send {
+    /// Takes an event in; what it comes to may be left for later.
+    fn handle(&mut self, event: SourceEvent, now: Instant);
+
+    /// Does a step's work and tells its changes; says whether more is left.
+    fn work(&mut self, now: Instant) -> bool;
+
+    /// All that was taken in is told: tells how far that goes.
+    fn settle(&mut self, now: Instant);
+
+    /// Tells what is due.
+    fn tell_due(&mut self, now: Instant);
+
+    /// When something is due.
+    fn due(&self, now: Instant) -> Option<Instant>;
+
+    /// How the pools stand.
+    fn report(&self, now: Instant) -> PoolReport;
+}
+
+/// A source and when it said something last.
+struct Source {
+    holdings: Box<dyn Holdings>,
+    heard_at: Option<Instant>,
+}
+
+impl Source {
+    fn report(&self, now: Instant) -> PoolReport {
+        PoolReport {
+            heard_at: self.heard_at,
+            ..self.holdings.report(now)
+        }
+    }
 }
 
 /// Geometries that one offer of a pool may go through before its epochs come near the next
@@ -104,23 +143,28 @@ impl Pools {
         capacity: impl Fn(&ModelName) -> Option<u64>,
         (events, clock): (mpsc::Receiver<SourceEvent>, Clock),
     ) -> Self {
+        let now = clock.now();
         let source = |settings: &SourceSettings| {
-            let (feeds, copies) = (settings.feeds.known(), settings.feeds.copies());
-            let mut source = Source {
-                name: settings.name.as_str().into(),
+            let owner = Owner {
+                source: settings.name.as_str().into(),
                 model: settings.model.clone(),
-                pool: Pool::new(feeds, copies, limits, clock.now()),
                 hub: hub.clone(),
-                offer: None,
-                offers: 0,
             };
-            if let Some(shape) = settings.shape {
-                source.offer(shape, capacity(&settings.model), clock.now());
+            let capacity = capacity(&settings.model);
+            let holdings: Box<dyn Holdings> = match &settings.feeds {
+                Feeds::DynamoRelay(_) => {
+                    Box::new(Mirrored::new(owner, capacity, limits.partial_after, now))
+                }
+                Feeds::EngineZmq(_) | Feeds::DynamoEvents(_) => {
+                    Box::new(Resident::new(owner, settings, limits, capacity, now))
+                }
+            };
+            Source {
+                holdings,
+                heard_at: None,
             }
-            source
         };
         let pools: Vec<_> = sources.iter().map(source).collect();
-        let now = clock.now();
         let reports = pools.iter().map(|source| source.report(now)).collect();
         Self {
             pools,
@@ -141,7 +185,7 @@ impl Pools {
             let due = self
                 .pools
                 .iter()
-                .filter_map(|source| source.due(self.clock.now()));
+                .filter_map(|source| source.holdings.due(self.clock.now()));
             let deadline = due.min().unwrap_or(Instant::from_micros(u64::MAX));
             // Both arms may be dropped while they wait.
             tokio::select! {
@@ -164,23 +208,15 @@ impl Pools {
             return;
         };
         let now = self.clock.now();
-        if let SourceEvent::Shape {
-            shape,
-            capacity_blocks,
-            ..
-        } = event
-        {
-            source.offer(shape, capacity_blocks, now);
+        if event.is_message() {
+            source.heard_at = Some(now);
         }
-        let then = source.pool.handle(event, now);
-        loop {
-            let more = source.work(self.clock.now());
-            if !more {
-                break;
-            }
+        let holdings = &mut source.holdings;
+        holdings.handle(event, now);
+        while holdings.work(self.clock.now()) {
             yield_now().await;
         }
-        source.tell_progress(then, self.clock.now());
+        holdings.settle(self.clock.now());
         self.tell(place);
     }
 
@@ -188,112 +224,12 @@ impl Pools {
     fn tell(&mut self, place: usize) {
         let now = self.clock.now();
         if let Some(source) = self.pools.get_mut(place) {
-            source.tell_due(now);
+            source.holdings.tell_due(now);
             self.reports.send_modify(|reports| {
                 if let Some(report) = reports.get_mut(place) {
                     *report = source.report(now);
                 }
             });
-        }
-    }
-}
-
-impl Source {
-    /// Offers the pool to edges as one of blocks of this shape, with all it holds.
-    fn offer(&mut self, shape: PoolShape, capacity_blocks: Option<u64>, now: Instant) {
-        if self
-            .offer
-            .as_ref()
-            .is_some_and(|offer| offer.shape == shape)
-        {
-            return;
-        }
-        // Another shape's pool is withdrawn: no edge may look for these blocks in it.
-        self.offer = None;
-        let publisher = self.hub.pool(&PoolSpec {
-            model: self.model.clone(),
-            source: self.name.to_string(),
-            shape,
-            tier: Tier::Device,
-            closed: true,
-            capacity_blocks,
-            generation: self.offers.wrapping_mul(GENERATIONS_PER_OFFER),
-        });
-        self.offers = self.offers.wrapping_add(1);
-        publisher.apply(self.pool.residency.published().map(PoolOp::Insert), now);
-        self.offer = Some(Offer {
-            shape,
-            publisher,
-            told: Completeness::Partial,
-        });
-    }
-
-    /// Does a step's work and tells its changes; says whether more is left.
-    fn work(&mut self, now: Instant) -> bool {
-        let more = self.pool.residency.step(STEP);
-        let changes = self.pool.residency.drain_ops();
-        match &self.offer {
-            Some(offer) => offer.publisher.apply(changes, now),
-            // Whoever offers the pool will tell all that it holds.
-            None => drop(changes),
-        }
-        self.tell_due(now);
-        more
-    }
-
-    fn tell_progress(&self, then: Then, now: Instant) {
-        let Some(Offer {
-            publisher: pool, ..
-        }) = &self.offer
-        else {
-            return;
-        };
-        match then {
-            Then::Nothing => {}
-            Then::Applied {
-                publisher,
-                sequence,
-            } => pool.applied(publisher, sequence, now),
-            Then::Forget { publisher } => pool.forget(publisher, now),
-        }
-    }
-
-    fn tell_due(&mut self, now: Instant) {
-        let completeness = self.pool.completeness(now);
-        let Some(offer) = &mut self.offer else {
-            return;
-        };
-        if offer.told != completeness {
-            offer.told = completeness;
-            offer.publisher.set_completeness(completeness, now);
-        }
-        offer.publisher.handle_timeout(now);
-        if offer.publisher.growth_is_due() {
-            let live = || self.pool.residency.published();
-            unhurried(|| offer.publisher.grow_if_due(live));
-        }
-    }
-
-    fn due(&self, now: Instant) -> Option<Instant> {
-        let incomplete = self.pool.incomplete_at(now);
-        let offer = self.offer.as_ref();
-        let batch = offer.and_then(|offer| offer.publisher.poll_timeout());
-        incomplete.into_iter().chain(batch).min()
-    }
-
-    fn report(&self, now: Instant) -> PoolReport {
-        let offer = self.offer.as_ref();
-        PoolReport {
-            source: Arc::clone(&self.name),
-            model: self.model.clone(),
-            stats: self.pool.residency.stats(),
-            completeness: self.pool.completeness(now),
-            told: offer.map(|offer| offer.publisher.status()),
-            feeds: self.pool.feeds(),
-            batches: self.pool.batches,
-            blocks: self.pool.blocks,
-            refused: self.pool.refused,
-            gaps: self.pool.gaps,
         }
     }
 }

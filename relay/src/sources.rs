@@ -4,11 +4,15 @@
 //! slow, sources wait, their publishers' buffers fill, and what is dropped there shows up as a
 //! gap, which the source repairs or answers for.
 
+use std::sync::Arc;
+
+use kvgrid_core::ckf::Format;
 use kvgrid_core::event::{KvEvent, Refusals, WorkerKey};
 
 use crate::publish::PoolShape;
 
 pub(crate) mod dynamo_events;
+pub(crate) mod dynamo_relay;
 pub(crate) mod engine_zmq;
 mod zmq;
 
@@ -48,6 +52,14 @@ impl FeedState {
         Self::Gone,
         Self::Unfit,
     ];
+
+    /// Whether nothing is missing of what it has to tell.
+    pub(crate) const fn is_known(self) -> bool {
+        match self {
+            Self::Whole | Self::Gone | Self::Unfit => true,
+            Self::Connecting | Self::Partial => false,
+        }
+    }
 }
 
 /// What sources tell the pool task.
@@ -106,6 +118,58 @@ pub(crate) enum SourceEvent {
         /// Which life of which publisher.
         publisher: u64,
     },
+    /// A feed is of a filter that somebody else publishes.
+    Table {
+        /// The feed.
+        feed: FeedId,
+        /// What it is of.
+        of: Arc<TableInfo>,
+    },
+    /// Such a filter has changed.
+    Filter {
+        /// The feed.
+        feed: FeedId,
+        /// Which life of which publisher.
+        publisher: u64,
+        /// The publisher's own count.
+        sequence: u64,
+        /// What changed.
+        change: FilterChange,
+    },
+    /// A peer's stream has ended, and will be asked for again.
+    Ended {
+        /// The feed that it was for.
+        feed: FeedId,
+        /// Why, in a fixed word.
+        reason: &'static str,
+    },
+    /// A peer says whether the model is served.
+    Served {
+        /// A feed of the source.
+        feed: FeedId,
+        /// What it says; nothing if it doesn't know.
+        ready: Option<bool>,
+    },
+}
+
+/// What a filter that somebody else publishes is of.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TableInfo {
+    /// Names it among the source's.
+    pub(crate) place: String,
+    /// What its blocks look like.
+    pub(crate) shape: PoolShape,
+    /// What its table looks like.
+    pub(crate) format: Format,
+}
+
+/// How such a filter has changed.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum FilterChange {
+    /// All bucket words as they are now.
+    Snapshot(Vec<u64>),
+    /// Some buckets and their words as they are now.
+    Delta(Vec<(u32, u64)>),
 }
 
 impl SourceEvent {
@@ -118,7 +182,16 @@ impl SourceEvent {
             | Self::Gap { feed }
             | Self::Refused { feed, .. }
             | Self::Batch { feed, .. }
-            | Self::PublisherGone { feed, .. } => *feed,
+            | Self::PublisherGone { feed, .. }
+            | Self::Table { feed, .. }
+            | Self::Filter { feed, .. }
+            | Self::Ended { feed, .. }
+            | Self::Served { feed, .. } => *feed,
         }
+    }
+
+    /// Whether it is what a publisher said, and was of use.
+    pub(crate) const fn is_message(&self) -> bool {
+        matches!(self, Self::Batch { .. } | Self::Filter { .. })
     }
 }

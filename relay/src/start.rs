@@ -37,6 +37,7 @@ use crate::proxy::{ProxyContext, ProxyLimits};
 use crate::publish::{Hub, HubConfig};
 use crate::services::Services;
 use crate::sources::dynamo_events::{self, EventSettings, Usage};
+use crate::sources::dynamo_relay::{self, RelaySettings};
 use crate::sources::{CHANNEL_CAPACITY, FeedId, engine_zmq};
 
 /// Why a relay ends with a failure. Starting again may help.
@@ -211,7 +212,7 @@ impl Relay {
     fn watch_discovery(&self) -> BTreeMap<usize, Sightings> {
         let mut sightings = BTreeMap::new();
         for (source, settings) in self.prepared.config.sources.iter().enumerate() {
-            if let Feeds::DynamoEvents(discovery) = &settings.feeds {
+            if let Some(discovery) = settings.feeds.discovery() {
                 let (sender, receiver) = watch::channel(None);
                 self.spawn("discovery", discovery::watch(discovery.clone(), sender));
                 sightings.insert(source, receiver);
@@ -298,6 +299,20 @@ impl Relay {
                     usages.push((settings.model.id(), usage.subscribe()));
                     let following = dynamo_events::run(settings, sightings, sender.clone(), usage);
                     self.spawn("event source", following);
+                }
+                Feeds::DynamoRelay(peer) => {
+                    let settings = RelaySettings {
+                        source,
+                        model: settings.model.clone(),
+                        shape: settings.shape,
+                        peer: peer.clone(),
+                    };
+                    let usage = watch::Sender::new(Usage::default());
+                    usages.push((settings.model.id(), usage.subscribe()));
+                    let luck = luck().wrapping_add(source as u64);
+                    let (events, clock) = (sender.clone(), self.clock);
+                    let following = dynamo_relay::run(settings, (clock, luck), events, usage);
+                    self.spawn("filter source", following);
                 }
             }
         }

@@ -13,7 +13,7 @@ use super::{ConfigFile, Connect, EdgesTable};
 use crate::proxy::Allowed;
 
 pub(crate) use card::CardSettings;
-pub(crate) use source::{Feeds, SourceSettings};
+pub(crate) use source::{Feeds, PeerSettings, SourceSettings};
 
 mod card;
 mod source;

@@ -169,6 +169,54 @@ fn keys_of_another_kind_are_refused_by_name() {
 }
 
 #[test]
+fn dynamos_relay_goes_with_a_card_from_a_directory_or_from_discovery() {
+    let peer = "[[source]]\nkind = \"dynamo-relay\"\nurl = \"http://127.0.0.1:5561\"\n";
+    let found = "discovery = { kind = \"file\", root = \"/d\" }\nnamespace = \"prod\"\n";
+
+    let dir = parse(&[IDENTITY, FRONTEND, CARD, peer]).unwrap();
+    let told = parse(&[IDENTITY, FRONTEND, DYNAMO_CARD, peer, found]).unwrap();
+
+    let settings = |config: &Config| match &config.sources[0].feeds {
+        Feeds::DynamoRelay(settings) => settings.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(settings(&dir).url, "http://127.0.0.1:5561");
+    assert_eq!(settings(&dir).message_bytes, 8 << 20);
+    assert_eq!(settings(&dir).discovery, None);
+    assert!(dir.sources[0].shape.is_some(), "as the card says");
+    assert_eq!(settings(&told).namespace.as_deref(), Some("prod"));
+    assert!(settings(&told).discovery.is_some());
+    assert_eq!(told.sources[0].shape, None);
+
+    let refused = |more: &str, sentence| {
+        assert_refused(&[IDENTITY, FRONTEND, CARD, peer, more], sentence);
+    };
+    refused(
+        "topic = \"kv\"\n",
+        "source.topic: is for sources of kind \"engine-zmq\"",
+    );
+    refused(
+        "message_bytes = 4194304\n",
+        "source.message_bytes: is not between 5242880 and 268435456",
+    );
+    let kind = "[[source]]\nkind = \"dynamo-relay\"\n";
+    assert_refused(&[IDENTITY, FRONTEND, CARD, kind], "source.url: is missing");
+    let path = "url = \"http://a:1/v1\"\n";
+    assert_refused(
+        &[IDENTITY, FRONTEND, CARD, kind, path],
+        "source.url: has a path",
+    );
+    assert_refused(
+        &[IDENTITY, FRONTEND, DYNAMO_CARD, peer],
+        "card.from: is \"dynamo\", but no source with a discovery",
+    );
+    assert_refused(
+        &[IDENTITY, FRONTEND, CARD, SOURCE, "url = \"http://a:1\"\n"],
+        "source.url: is for sources of kind \"dynamo-relay\"",
+    );
+}
+
+#[test]
 fn what_a_kind_needs_is_asked_for_by_name() {
     let refused = |tables: &[&str], sentence| {
         assert_refused(&[IDENTITY, FRONTEND, &tables.concat()], sentence);

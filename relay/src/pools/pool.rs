@@ -1,13 +1,13 @@
 //! One pool: what its source's feeds have told, as residency and completeness.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use kvgrid_core::Instant;
 use kvgrid_core::event::{Refusals, Tier, WorkerKey};
 use kvgrid_core::replication::Completeness;
 use kvgrid_core::residency::{Copies, Residency, ResidencyConfig};
 
+use super::knowledge::Knowledge;
 use crate::config::LimitsTable;
 use crate::sources::{FeedState, SourceEvent};
 
@@ -37,9 +37,7 @@ pub(super) struct Pool {
     /// Ranks that a publisher has spoken for.
     ranks: BTreeMap<u64, BTreeSet<u32>>,
     max_ranks: usize,
-    partial_after: Duration,
-    /// Since when the pool is not whole.
-    partial_since: Option<Instant>,
+    knowledge: Knowledge,
     /// Messages that were applied.
     pub(super) batches: u64,
     /// Blocks that the messages stored or removed.
@@ -65,8 +63,7 @@ impl Pool {
                 .collect(),
             ranks: BTreeMap::new(),
             max_ranks: usize::from(limits.workers),
-            partial_after: limits.partial_after,
-            partial_since: Some(now),
+            knowledge: Knowledge::partial(limits.partial_after, now),
             batches: 0,
             blocks: 0,
             refused: Refusals::default(),
@@ -95,8 +92,13 @@ impl Pool {
                 self.refused.add(&refused);
                 Then::Nothing
             }
-            // Hashes are the same to residency whatever they are of.
-            SourceEvent::Shape { .. } => Then::Nothing,
+            // Hashes are the same to residency whatever they are of. The others are what sources
+            // tell that have a peer with filters of its own.
+            SourceEvent::Shape { .. }
+            | SourceEvent::Table { .. }
+            | SourceEvent::Filter { .. }
+            | SourceEvent::Ended { .. }
+            | SourceEvent::Served { .. } => Then::Nothing,
             SourceEvent::PublisherGone { publisher, .. } => {
                 for rank in self.ranks.remove(&publisher).unwrap_or_default() {
                     self.residency.drop_worker(WorkerKey { publisher, rank });
@@ -130,19 +132,12 @@ impl Pool {
 
     /// How much the pool knows at `now`.
     pub(super) fn completeness(&self, now: Instant) -> Completeness {
-        match self.partial_since {
-            None => Completeness::Whole,
-            Some(since) if now.saturating_since(since) >= self.partial_after => {
-                Completeness::Incomplete
-            }
-            Some(_) => Completeness::Partial,
-        }
+        self.knowledge.completeness(now)
     }
 
     /// When the completeness changes by itself.
     pub(super) fn incomplete_at(&self, now: Instant) -> Option<Instant> {
-        let at = self.partial_since? + self.partial_after;
-        (at > now).then_some(at)
+        self.knowledge.incomplete_at(now)
     }
 
     /// How many feeds are in which state.
@@ -155,15 +150,8 @@ impl Pool {
     }
 
     fn note_whether_whole(&mut self, now: Instant) {
-        let known = |state: &FeedState| match state {
-            FeedState::Whole | FeedState::Gone | FeedState::Unfit => true,
-            FeedState::Connecting | FeedState::Partial => false,
-        };
-        if self.feeds.values().all(known) {
-            self.partial_since = None;
-        } else {
-            self.partial_since.get_or_insert(now);
-        }
+        let whole = self.feeds.values().all(|state| state.is_known());
+        self.knowledge.set_whole(whole, now);
     }
 }
 

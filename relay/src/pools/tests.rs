@@ -2,7 +2,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use kvgrid_core::block::{BlockHash, HashFormat};
-use kvgrid_core::event::{EngineHash, KvEvent, StoredBlock, WorkerKey};
+use kvgrid_core::event::{EngineHash, KvEvent, StoredBlock, Tier, WorkerKey};
 use kvgrid_core::filter::MixKey;
 use kvgrid_core::replication::PublisherConfig;
 use tokio::task::JoinSet;
@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::*;
 use crate::config::Feeds;
 use crate::load::Gateway;
-use crate::publish::HubConfig;
+use crate::publish::{HubConfig, PoolShape};
 use crate::sources::FeedId;
 
 const FEED: FeedId = FeedId {

@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvgrid_core::block::{ChainHash, HashFormat};
+use kvgrid_core::ckf::Naming;
 use kvgrid_core::event::Tier;
 use kvgrid_core::filter::{Geometry, MixKey};
 use kvgrid_core::replication::{Completeness, Epoch, Publisher, Replacement, ReplicaView, Seq};
@@ -36,8 +37,12 @@ pub(crate) struct PoolSpec {
     pub(crate) model: ModelName,
     /// The configured source that feeds it.
     pub(crate) source: String,
+    /// Which of the source's pools it is, where that feeds several.
+    pub(crate) part: Option<String>,
     /// What its blocks look like.
     pub(crate) shape: PoolShape,
+    /// By what names its filter knows them.
+    pub(crate) naming: Naming,
     /// Where the blocks are kept.
     pub(crate) tier: Tier,
     /// Whether a block is published only while all before it are.
@@ -49,10 +54,19 @@ pub(crate) struct PoolSpec {
 }
 
 impl PoolSpec {
+    /// The source as operators see it.
+    fn shown_source(&self) -> String {
+        match &self.part {
+            None => self.source.clone(),
+            Some(part) => format!("{}:{part}", self.source),
+        }
+    }
+
     /// The same for the same pool after a restart, so that edges know it again.
     fn id(&self) -> PoolId {
         let mut name = String::new();
-        for part in [self.model.as_str(), &self.source] {
+        let part = self.part.iter().map(String::as_str);
+        for part in [self.model.as_str(), &self.source].into_iter().chain(part) {
             // Lengths keep two names from flowing into each other.
             let _ = write!(name, "{}:{part}/", part.len());
         }
@@ -61,6 +75,9 @@ impl PoolSpec {
             "{}/{:?}/{:?}",
             self.shape.block_size, self.shape.format, self.tier
         );
+        if self.naming != Naming::Chain {
+            let _ = write!(name, "/{:?}", self.naming);
+        }
         PoolId::of_text(&name)
     }
 }
@@ -94,9 +111,10 @@ impl Pool {
             view: PoolView {
                 id: spec.id(),
                 model: spec.model.id(),
-                source: spec.source.as_str().into(),
+                source: spec.shown_source().into(),
                 block_size: spec.shape.block_size,
                 format: spec.shape.format,
+                naming: spec.naming,
                 tier: spec.tier,
                 closed: spec.closed,
                 replica: ReplicaView::default(),

@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kvgrid_certs::{Accepts, CertAuthority, TrustDomain};
 use kvgrid_core::block::{ChainHash, HashFormat};
+use kvgrid_core::ckf::Naming;
 use kvgrid_core::event::Tier;
 use kvgrid_core::filter::MixKey;
 use kvgrid_core::replication::{Completeness, ReplicaState};
@@ -38,6 +39,8 @@ fn spec() -> PoolSpec {
             block_size: NonZeroU32::new(16).unwrap(),
             format: HashFormat::Standard,
         },
+        part: None,
+        naming: Naming::Chain,
         tier: Tier::Device,
         closed: true,
         capacity_blocks: None,

@@ -7,7 +7,7 @@ use kvgrid_core::ModelName;
 use kvgrid_prompt::{CardOptions, ChatRules};
 use kvgrid_runtime::config::ConfigError;
 
-use super::{Feeds, SourceSettings, model_name, wrong};
+use super::{SourceSettings, model_name, wrong};
 use crate::card::{Overrides, Wanted};
 use crate::config::{CardSource, CardTable, StateTable};
 
@@ -98,10 +98,10 @@ impl CardSettings {
             let reason = "is what the workers say themselves when card.from is \"dynamo\"";
             return Err(wrong(key, reason));
         }
-        let source = sources.iter().position(|source| {
-            matches!(source.feeds, Feeds::DynamoEvents(_)) && source.model == model
-        });
-        let reason = "is \"dynamo\", but no source of kind \"dynamo-events\" is of this model";
+        let source = sources
+            .iter()
+            .position(|source| source.feeds.discovery().is_some() && source.model == model);
+        let reason = "is \"dynamo\", but no source with a discovery is of this model";
         let source = source.ok_or_else(|| wrong("card.from", reason))?;
         let overrides = Overrides {
             tokenizer: table.tokenizer,

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use http::Uri;
 use kvgrid_core::ModelName;
 use kvgrid_core::block::HashFormat;
 use kvgrid_core::event::engine::DecoderConfig;
 use kvgrid_core::residency::Copies;
 use kvgrid_runtime::config::ConfigError;
 
-use super::{at_most, model_name, not_shorter, wrong};
+use super::{at_most, http_uri, model_name, not_shorter, wrong};
 use crate::config::{CardTable, ConfigFile, EndpointTable, SourceKind, SourceTable};
 use crate::discovery::{DiscoverySettings, Scope};
 use crate::publish::PoolShape;
@@ -28,7 +29,13 @@ const NAME_BYTES: usize = 63;
 /// How long a publisher of raw events may be disconnected, unless told otherwise.
 const GONE_AFTER: Duration = Duration::from_secs(5);
 
-/// A source and the pool it feeds.
+/// Most bytes of a message of Dynamo's own relay, unless told otherwise: its own bound.
+const MESSAGE_BYTES: usize = 8 << 20;
+
+/// Bytes that its messages may need at least, and the most that make sense.
+const MESSAGE_RANGE: std::ops::RangeInclusive<usize> = (5 << 20)..=(256 << 20);
+
+/// A source and the pools it feeds.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SourceSettings {
     /// Unique among the relay's sources.
@@ -48,14 +55,43 @@ pub(crate) enum Feeds {
     EngineZmq(Vec<FeedConfig>),
     /// The publishers that a Dynamo site's discovery shows.
     DynamoEvents(DiscoverySettings),
+    /// Dynamo's own relay.
+    DynamoRelay(PeerSettings),
+}
+
+/// Dynamo's own relay, and which of its pools are meant.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PeerSettings {
+    /// Where it listens, without a path.
+    pub(crate) url: Uri,
+    /// Most bytes of one message.
+    pub(crate) message_bytes: usize,
+    /// The workers' namespace; any if absent.
+    pub(crate) namespace: Option<String>,
+    /// Their component; any if absent.
+    pub(crate) component: Option<String>,
+    /// Their endpoint; any if absent.
+    pub(crate) endpoint: Option<String>,
+    /// Where the workers say their card, if that is wanted from them.
+    pub(crate) discovery: Option<DiscoverySettings>,
 }
 
 impl Feeds {
-    /// Feeds that are there from the start; discovery counts as one until it was read.
+    /// Feeds that are there from the start; discovery counts as one until it was read, and so
+    /// does a peer's catalog.
     pub(crate) const fn known(&self) -> usize {
         match self {
             Self::EngineZmq(feeds) => feeds.len(),
-            Self::DynamoEvents(_) => 1,
+            Self::DynamoEvents(_) | Self::DynamoRelay(_) => 1,
+        }
+    }
+
+    /// The site's discovery, where it is read.
+    pub(crate) const fn discovery(&self) -> Option<&DiscoverySettings> {
+        match self {
+            Self::EngineZmq(_) => None,
+            Self::DynamoEvents(discovery) => Some(discovery),
+            Self::DynamoRelay(peer) => peer.discovery.as_ref(),
         }
     }
 
@@ -64,7 +100,7 @@ impl Feeds {
     pub(crate) const fn copies(&self) -> Copies {
         match self {
             Self::EngineZmq(_) => Copies::Counted,
-            Self::DynamoEvents(_) => Copies::Once,
+            Self::DynamoEvents(_) | Self::DynamoRelay(_) => Copies::Once,
         }
     }
 }
@@ -120,6 +156,7 @@ fn resolve(
             Feeds::EngineZmq(feeds(source, shape, entries)?)
         }
         SourceKind::DynamoEvents => Feeds::DynamoEvents(discovery(source)?),
+        SourceKind::DynamoRelay => Feeds::DynamoRelay(peer(source)?),
     };
     Ok(SourceSettings {
         name,
@@ -133,30 +170,41 @@ fn missing(key: &str) -> ConfigError {
     wrong(key, "is missing, and there is no card to tell it")
 }
 
-/// A key that another kind of source would read is a mistake here, not a wish.
+/// A key that only other kinds of sources read is a mistake here, not a wish.
 fn refuse_others_keys(source: &SourceTable) -> Result<(), ConfigError> {
-    let engine_zmq = [
-        ("source.topic", source.topic.is_some()),
-        ("source.gone_after", source.gone_after.is_some()),
-        ("source.endpoints", !source.endpoints.is_empty()),
+    use SourceKind::{DynamoEvents, DynamoRelay, EngineZmq};
+    let dynamo = &[DynamoEvents, DynamoRelay][..];
+    let keys = [
+        ("source.topic", source.topic.is_some(), &[EngineZmq][..]),
+        (
+            "source.gone_after",
+            source.gone_after.is_some(),
+            &[EngineZmq],
+        ),
+        (
+            "source.endpoints",
+            !source.endpoints.is_empty(),
+            &[EngineZmq],
+        ),
+        ("source.discovery", source.discovery.is_some(), dynamo),
+        ("source.namespace", source.namespace.is_some(), dynamo),
+        ("source.component", source.component.is_some(), dynamo),
+        ("source.endpoint", source.endpoint.is_some(), dynamo),
+        ("source.url", source.url.is_some(), &[DynamoRelay]),
+        (
+            "source.message_bytes",
+            source.message_bytes.is_some(),
+            &[DynamoRelay],
+        ),
     ];
-    let dynamo_events = [
-        ("source.discovery", source.discovery.is_some()),
-        ("source.namespace", source.namespace.is_some()),
-        ("source.component", source.component.is_some()),
-        ("source.endpoint", source.endpoint.is_some()),
-    ];
-    let (written, of) = match source.kind {
-        SourceKind::EngineZmq => (&dynamo_events[..], SourceKind::DynamoEvents),
-        SourceKind::DynamoEvents => (&engine_zmq[..], SourceKind::EngineZmq),
-    };
-    match written.iter().find(|(_, written)| *written) {
-        None => Ok(()),
-        Some((key, _)) => {
-            let reason = format!("is for sources of kind {:?}", of.name());
-            Err(wrong(key, reason))
+    let written = keys.into_iter().filter(|(_, written, _)| *written);
+    for (key, _, kinds) in written {
+        if !kinds.contains(&source.kind) {
+            let reason = format!("is for sources of kind {:?}", kinds[0].name());
+            return Err(wrong(key, reason));
         }
     }
+    Ok(())
 }
 
 /// What the source's blocks look like, as far as it is written.
@@ -240,6 +288,34 @@ fn discovery(source: &SourceTable) -> Result<DiscoverySettings, ConfigError> {
             component: source.component.clone(),
             endpoint: source.endpoint.clone(),
         },
+    })
+}
+
+fn peer(source: &mut SourceTable) -> Result<PeerSettings, ConfigError> {
+    let key = "source.url";
+    let url = source.url.as_deref();
+    let url = http_uri(key, url.ok_or_else(|| wrong(key, "is missing"))?)?;
+    if !matches!(url.path(), "" | "/") || url.query().is_some() {
+        return Err(wrong(key, "has a path, and nothing is served below one"));
+    }
+    let message_bytes = *source.message_bytes.get_or_insert(MESSAGE_BYTES);
+    if !MESSAGE_RANGE.contains(&message_bytes) {
+        let (least, most) = (MESSAGE_RANGE.start(), MESSAGE_RANGE.end());
+        let reason = format!("is not between {least} and {most}");
+        return Err(wrong("source.message_bytes", reason));
+    }
+    let some = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    Ok(PeerSettings {
+        url,
+        message_bytes,
+        namespace: some(&source.namespace),
+        component: some(&source.component),
+        endpoint: some(&source.endpoint),
+        discovery: source
+            .discovery
+            .as_ref()
+            .map(|_| discovery(source))
+            .transpose()?,
     })
 }
 

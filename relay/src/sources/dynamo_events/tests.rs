@@ -165,6 +165,10 @@ impl Listener {
             }
             SourceEvent::Shape { shape, .. } => self.shapes.push(shape.block_size.get()),
             SourceEvent::Gap { .. } => self.gaps += 1,
+            SourceEvent::Table { .. }
+            | SourceEvent::Filter { .. }
+            | SourceEvent::Ended { .. }
+            | SourceEvent::Served { .. } => panic!("it has no peer"),
             SourceEvent::Refused { refused, .. } => self.refused.add(&refused),
             SourceEvent::PublisherGone { publisher, .. } => {
                 self.blocks.remove(&publisher);

@@ -28,6 +28,17 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
+    /// The use of pools that somebody else has summed up: used blocks and all blocks of each.
+    pub(crate) fn of_pools(pools: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        let mut usage = Self::default();
+        for (worker, (used, all)) in (0..).zip(pools) {
+            let rank = WorkerRank { worker, rank: 0 };
+            usage.rank_blocks.insert(worker, all);
+            usage.used.insert(worker, BTreeMap::from([(rank, used)]));
+        }
+        usage
+    }
+
     /// The share of their blocks that requests use, over all ranks that said so.
     pub(crate) fn share(&self) -> Option<f32> {
         let (mut used, mut blocks) = (0.0, 0.0);

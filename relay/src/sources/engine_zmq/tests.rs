@@ -221,6 +221,10 @@ impl Listener {
             SourceEvent::FeedEnded { .. }
             | SourceEvent::Shape { .. }
             | SourceEvent::Refused { .. } => panic!("its feeds and shape are configured"),
+            SourceEvent::Table { .. }
+            | SourceEvent::Filter { .. }
+            | SourceEvent::Ended { .. }
+            | SourceEvent::Served { .. } => panic!("it has no peer"),
             SourceEvent::Batch {
                 worker,
                 sequence,
