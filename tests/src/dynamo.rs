@@ -9,6 +9,7 @@
 
 mod answer;
 mod engine;
+mod filter;
 mod grid;
 mod install;
 mod plane;

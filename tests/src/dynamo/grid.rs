@@ -56,9 +56,9 @@ impl Grid {
         let mut network = config::RelayNetwork::default();
         for options in sites {
             let mut site = Site::new(dynamo, options)?;
-            // What an engine has published, it can tell again. Dynamo can't: a relay has to be
-            // there first to know all of it.
-            if site.source() == KvSource::EngineZmq {
+            // What an engine has published, it can tell again, and so can Dynamo's relay. Its
+            // event plane can't: a relay has to be there first to know all of it.
+            if site.source() != KvSource::DynamoEvents {
                 site.start_processes().await?;
             }
             for number in 1..=site.relays() {
@@ -227,7 +227,7 @@ impl Grid {
                     let last = last.with_context(|| format!("asking {name}'s engine"))?;
                     last.map(|sequence| (None, sequence))
                 }
-                KvSource::DynamoEvents => {
+                KvSource::DynamoEvents | KvSource::DynamoRelay => {
                     let last = site.until_published().await?;
                     Some((Some(last.publisher), last.sequence))
                 }

@@ -1,9 +1,9 @@
-//! One Dynamo site: a frontend and a mocked worker that publishes its engine's events.
+//! One Dynamo site: a frontend and a mocked worker that publishes its engine's events, and
+//! Dynamo's own relay beside them where ours is to follow that.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -14,12 +14,17 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
+use super::filter::Filter;
 use super::plane::{Plane, Published};
 use super::process::Daemon;
 use super::{Answer, Dynamo, Engine, ports};
 use crate::client::Client;
+use crate::harness::MODEL;
 use crate::harness::config::{Beside, Source};
-use crate::harness::{MODEL, model_dir};
+
+use told::{discovery, environment, frontend_arguments, peer_arguments, worker_arguments};
+
+mod told;
 
 /// How long a start may take on a machine that is busy with other things.
 const START_PATIENCE: Duration = Duration::from_secs(60);
@@ -40,6 +45,8 @@ pub enum KvSource {
     /// Dynamo's event plane; then the engine publishes none itself, and the relay has its card
     /// from Dynamo's discovery.
     DynamoEvents,
+    /// The filters of Dynamo's own relay; the card comes from discovery as well.
+    DynamoRelay,
 }
 
 /// What differs between sites.
@@ -80,8 +87,11 @@ pub struct Site {
     ports: Ports,
     worker: Daemon,
     frontend: Daemon,
+    /// Dynamo's own relay, where ours follows it.
+    peer: Option<Daemon>,
     engine: Engine,
     plane: Plane,
+    filter: Filter,
     client: Client,
     directory: TempDir,
 }
@@ -92,6 +102,8 @@ struct Ports {
     system: u16,
     events: u16,
     replay: u16,
+    peer: u16,
+    peer_system: u16,
 }
 
 impl Site {
@@ -110,6 +122,8 @@ impl Site {
             system: ports::free()?,
             events: ports::free()?,
             replay: ports::free()?,
+            peer: ports::free()?,
+            peer_system: ports::free()?,
         };
         let environment = environment(&options, &directory);
         let daemon = |name, module, arguments| Daemon {
@@ -130,7 +144,22 @@ impl Site {
             "dynamo.frontend",
             frontend_arguments(&options, ports),
         );
+        let peer = (options.source == KvSource::DynamoRelay).then(|| {
+            let mut peer = daemon(
+                "relay",
+                "dynamo.kv_dc_relay",
+                peer_arguments(&options, ports),
+            );
+            // It is a member of the site's discovery under a name of its own.
+            peer.environment.extend([
+                ("DYN_NAMESPACE", format!("relay-{}", options.name)),
+                ("DYN_SYSTEM_PORT", ports.peer_system.to_string()),
+            ]);
+            peer
+        });
         Ok(Self {
+            peer,
+            filter: Filter::at(format!("http://127.0.0.1:{}", ports.peer)),
             engine: Engine::new(format!("tcp://127.0.0.1:{}", ports.replay)),
             plane: Plane::of(&discovery(&directory)),
             options,
@@ -146,6 +175,9 @@ impl Site {
     pub(super) async fn start_processes(&mut self) -> Result<()> {
         self.start_worker()?;
         self.start_frontend()?;
+        if self.peer.is_some() {
+            self.start_peer()?;
+        }
         self.until_serving().await
     }
 
@@ -166,7 +198,9 @@ impl Site {
             metrics: match self.options.source {
                 KvSource::EngineZmq => format!("http://127.0.0.1:{}/metrics", self.ports.system),
                 // How full the worker is comes by its events.
-                KvSource::DynamoEvents => format!("{}/metrics", self.frontend_url()),
+                KvSource::DynamoEvents | KvSource::DynamoRelay => {
+                    format!("{}/metrics", self.frontend_url())
+                }
             },
             source: match self.options.source {
                 KvSource::EngineZmq => Source::EngineZmq {
@@ -176,6 +210,11 @@ impl Site {
                     capacity_blocks: self.options.blocks,
                 },
                 KvSource::DynamoEvents => Source::DynamoEvents {
+                    discovery: discovery(&self.directory),
+                    namespace: self.options.name.clone(),
+                },
+                KvSource::DynamoRelay => Source::DynamoRelay {
+                    url: format!("http://127.0.0.1:{}", self.ports.peer),
                     discovery: discovery(&self.directory),
                     namespace: self.options.name.clone(),
                 },
@@ -193,23 +232,20 @@ impl Site {
         self.options.source
     }
 
-    /// Waits until all that the site has done is published on Dynamo's event plane and heard,
-    /// and says how far that goes. Takes a question of a block, for its event comes last.
+    /// Waits until all that the site has done is published, on Dynamo's event plane or by
+    /// Dynamo's relay, and heard, and says how far that goes. Takes a question of a block, for
+    /// its event comes last.
     pub async fn until_published(&mut self) -> Result<Published> {
         let deadline = Instant::now() + START_PATIENCE;
         loop {
-            let mut rng = rand::rng();
-            let ids: Vec<u32> = (0..MARK_TOKENS).map(|_| rng.random_range(IDS)).collect();
-            let name = block_hashes(
-                &ids,
-                self.options.block_size,
-                HashFormat::Standard,
-                HashSeed::default(),
-            );
-            let name = name.into_iter().next().context("a whole block")?;
-            let question = json!({"model": MODEL, "max_tokens": 1, "prompt": ids});
-            self.until_answered("/v1/completions", &question).await?;
-            if let Some(published) = self.plane.hear(name.0, MARK_PATIENCE).await? {
+            let name = self.ask_mark().await?;
+            let heard = match self.options.source {
+                KvSource::DynamoRelay => self.filter.hear(name, MARK_PATIENCE).await,
+                KvSource::EngineZmq | KvSource::DynamoEvents => {
+                    self.plane.hear(name, MARK_PATIENCE).await?
+                }
+            };
+            if let Some(published) = heard {
                 return Ok(published);
             }
             // The subscription was not in place yet.
@@ -217,6 +253,22 @@ impl Site {
                 bail!("site {} publishes nothing", self.name());
             }
         }
+    }
+
+    /// Asks what nobody has asked before, and gives the name of its block.
+    async fn ask_mark(&mut self) -> Result<u64> {
+        let mut rng = rand::rng();
+        let ids: Vec<u32> = (0..MARK_TOKENS).map(|_| rng.random_range(IDS)).collect();
+        let name = block_hashes(
+            &ids,
+            self.options.block_size,
+            HashFormat::Standard,
+            HashSeed::default(),
+        );
+        let name = name.into_iter().next().context("a whole block")?;
+        let question = json!({"model": MODEL, "max_tokens": 1, "prompt": ids});
+        self.until_answered("/v1/completions", &question).await?;
+        Ok(name.0)
     }
 
     /// The names of the blocks that the worker holds by its events on Dynamo's plane, as far
@@ -245,6 +297,18 @@ impl Site {
     pub async fn stop_worker(&mut self) {
         self.worker.stop().await;
         self.plane.killed();
+    }
+
+    /// Kills Dynamo's own relay with SIGKILL.
+    pub fn kill_peer(&mut self) {
+        if let Some(peer) = &mut self.peer {
+            peer.kill();
+        }
+    }
+
+    /// Starts Dynamo's own relay on its old port, as another life of it.
+    pub fn start_peer(&mut self) -> Result<()> {
+        self.peer.as_mut().context("the site has none")?.start()
     }
 
     /// Starts the frontend on its old port; it serves some time after.
@@ -292,7 +356,8 @@ impl Site {
     }
 
     fn check_processes(&mut self) -> Result<()> {
-        for daemon in [&mut self.worker, &mut self.frontend] {
+        let daemons = [&mut self.worker, &mut self.frontend];
+        for daemon in daemons.into_iter().chain(&mut self.peer) {
             if daemon.ended_by_itself() {
                 bail!(
                     "the {} of site {} ended by itself:\n{}",
@@ -313,7 +378,7 @@ impl Drop for Site {
     )]
     fn drop(&mut self) {
         if std::thread::panicking() {
-            for daemon in [&self.worker, &self.frontend] {
+            for daemon in [&self.worker, &self.frontend].into_iter().chain(&self.peer) {
                 eprintln!(
                     "--- last output of the {} of site {}\n{}",
                     daemon.name,
@@ -323,72 +388,4 @@ impl Drop for Site {
             }
         }
     }
-}
-
-fn worker_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
-    let model_path = model_dir().display().to_string();
-    let raw_events = match options.source {
-        KvSource::EngineZmq => vec![
-            ("--zmq-kv-events-ports", ports.events.to_string()),
-            ("--zmq-replay-ports", ports.replay.to_string()),
-        ],
-        KvSource::DynamoEvents => Vec::new(),
-    };
-    [
-        ("--model-path", model_path),
-        ("--model-name", MODEL.to_owned()),
-        (
-            "--endpoint",
-            format!("dyn://{}.backend.generate", options.name),
-        ),
-        ("--block-size", options.block_size.to_string()),
-        ("--num-gpu-blocks-override", options.blocks.to_string()),
-        ("--speedup-ratio", options.speedup.to_string()),
-    ]
-    .into_iter()
-    .chain(raw_events)
-    .flat_map(|(flag, value)| [flag.to_owned(), value])
-    .collect()
-}
-
-fn frontend_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
-    [
-        ("--http-host", "127.0.0.1".to_owned()),
-        ("--http-port", ports.http.to_string()),
-        ("--router-mode", "kv".to_owned()),
-        ("--namespace", options.name.clone()),
-    ]
-    .into_iter()
-    .flat_map(|(flag, value)| [flag.to_owned(), value])
-    .collect()
-}
-
-/// Where a site's processes register themselves.
-fn discovery(directory: &TempDir) -> PathBuf {
-    directory.path().join("discovery")
-}
-
-/// What both processes of a site see: its own home and discovery, and the loopback only.
-fn environment(options: &SiteOptions, directory: &TempDir) -> Vec<(&'static str, String)> {
-    let home = directory.path().display().to_string();
-    let discovery = discovery(directory).display().to_string();
-    [
-        ("HOME", home.as_str()),
-        ("DYN_FILE_KV", discovery.as_str()),
-        ("DYN_NAMESPACE", options.name.as_str()),
-        ("DYN_DISCOVERY_BACKEND", "file"),
-        ("DYN_REQUEST_PLANE", "tcp"),
-        ("DYN_EVENT_PLANE", "zmq"),
-        ("DYN_TCP_RPC_HOST", "127.0.0.1"),
-        ("DYN_EVENT_PLANE_HOST", "127.0.0.1"),
-        ("DYN_SYSTEM_HOST", "127.0.0.1"),
-        ("DYN_SYSTEM_STARTING_HEALTH_STATUS", "ready"),
-        ("DYN_SDK_DISABLE_ANSI_LOGGING", "1"),
-        ("DYN_LOG", "info"),
-        ("HF_HUB_OFFLINE", "1"),
-        ("PYTHONUNBUFFERED", "1"),
-        ("PYTHONDONTWRITEBYTECODE", "1"),
-    ]
-    .map(|(key, value)| (key, value.to_owned()))
-    .into()
 }

@@ -73,6 +73,12 @@ pub(crate) enum Source {
         discovery: PathBuf,
         namespace: String,
     },
+    /// The filters of Dynamo's own relay, and a Dynamo site's discovery for the card.
+    DynamoRelay {
+        url: String,
+        discovery: PathBuf,
+        namespace: String,
+    },
 }
 
 impl Beside {
@@ -175,6 +181,16 @@ fn source(source: &Source) -> String {
         } => format!(
             "[card]\nmodel = {model}\nfrom = \"dynamo\"\n\
              [[source]]\nkind = \"dynamo-events\"\nnamespace = {namespace:?}\n\
+             discovery = {{ kind = \"file\", root = {root} }}\n",
+            root = quoted(discovery),
+        ),
+        Source::DynamoRelay {
+            url,
+            discovery,
+            namespace,
+        } => format!(
+            "[card]\nmodel = {model}\nfrom = \"dynamo\"\n\
+             [[source]]\nkind = \"dynamo-relay\"\nurl = {url:?}\nnamespace = {namespace:?}\n\
              discovery = {{ kind = \"file\", root = {root} }}\n",
             root = quoted(discovery),
         ),

@@ -1,0 +1,91 @@
+//! What a site's processes are told: their arguments and their environment.
+
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+use super::{KvSource, Ports, SiteOptions};
+use crate::harness::{MODEL, model_dir};
+
+/// Of the worker.
+pub(super) fn worker_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
+    let model_path = model_dir().display().to_string();
+    let raw_events = match options.source {
+        KvSource::EngineZmq => vec![
+            ("--zmq-kv-events-ports", ports.events.to_string()),
+            ("--zmq-replay-ports", ports.replay.to_string()),
+        ],
+        KvSource::DynamoEvents | KvSource::DynamoRelay => Vec::new(),
+    };
+    [
+        ("--model-path", model_path),
+        ("--model-name", MODEL.to_owned()),
+        (
+            "--endpoint",
+            format!("dyn://{}.backend.generate", options.name),
+        ),
+        ("--block-size", options.block_size.to_string()),
+        ("--num-gpu-blocks-override", options.blocks.to_string()),
+        ("--speedup-ratio", options.speedup.to_string()),
+    ]
+    .into_iter()
+    .chain(raw_events)
+    .flat_map(|(flag, value)| [flag.to_owned(), value])
+    .collect()
+}
+
+/// Of the frontend.
+pub(super) fn frontend_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
+    [
+        ("--http-host", "127.0.0.1".to_owned()),
+        ("--http-port", ports.http.to_string()),
+        ("--router-mode", "kv".to_owned()),
+        ("--namespace", options.name.clone()),
+    ]
+    .into_iter()
+    .flat_map(|(flag, value)| [flag.to_owned(), value])
+    .collect()
+}
+
+/// Of Dynamo's own relay.
+pub(super) fn peer_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
+    let bind = format!("127.0.0.1:{}", ports.peer);
+    let watch = "--watch-all".to_owned();
+    let dc = ["--dc-id".to_owned(), options.name.clone()];
+    dc.into_iter()
+        .chain([watch, "--bind".to_owned(), bind])
+        .collect()
+}
+
+/// Where a site's processes register themselves.
+pub(super) fn discovery(directory: &TempDir) -> PathBuf {
+    directory.path().join("discovery")
+}
+
+/// What both processes of a site see: its own home and discovery, and the loopback only.
+pub(super) fn environment(
+    options: &SiteOptions,
+    directory: &TempDir,
+) -> Vec<(&'static str, String)> {
+    let home = directory.path().display().to_string();
+    let discovery = discovery(directory).display().to_string();
+    [
+        ("HOME", home.as_str()),
+        ("DYN_FILE_KV", discovery.as_str()),
+        ("DYN_NAMESPACE", options.name.as_str()),
+        ("DYN_DISCOVERY_BACKEND", "file"),
+        ("DYN_REQUEST_PLANE", "tcp"),
+        ("DYN_EVENT_PLANE", "zmq"),
+        ("DYN_TCP_RPC_HOST", "127.0.0.1"),
+        ("DYN_EVENT_PLANE_HOST", "127.0.0.1"),
+        ("DYN_SYSTEM_HOST", "127.0.0.1"),
+        ("DYN_SYSTEM_STARTING_HEALTH_STATUS", "ready"),
+        ("DYN_SDK_DISABLE_ANSI_LOGGING", "1"),
+        ("DYN_LOG", "info"),
+        ("HF_HUB_OFFLINE", "1"),
+        ("PYTHONUNBUFFERED", "1"),
+        ("PYTHONDONTWRITEBYTECODE", "1"),
+    ]
+    .map(|(key, value)| (key, value.to_owned()))
+    .into()
+}
