@@ -17,13 +17,13 @@ use kvgrid_runtime::{
 };
 use thiserror::Error;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tracing::info;
 
 use crate::admin;
 use crate::card::{self, CardReport};
 use crate::catalog::{self, Offer};
-use crate::config::{CardSettings, Connect, Feeds};
+use crate::config::{CardSettings, Connect};
 use crate::discovery::{self, Sightings};
 use crate::edges::Dialler;
 use crate::frontend::{self, Served};
@@ -31,14 +31,13 @@ use crate::gossip::{self, GenerationError, GenerationFile, Gossip, GossipConfig}
 use crate::leaving::Leaving;
 use crate::load::{self, EngineReport, Gateway, Scraper};
 use crate::metrics::{self, Readings};
-use crate::pools::{PoolReport, Pools};
 use crate::prepared::Prepared;
 use crate::proxy::{ProxyContext, ProxyLimits};
 use crate::publish::{Hub, HubConfig};
 use crate::services::Services;
-use crate::sources::dynamo_events::{self, EventSettings, Usage};
-use crate::sources::dynamo_relay::{self, RelaySettings};
-use crate::sources::{CHANNEL_CAPACITY, FeedId, engine_zmq};
+use crate::sources::dynamo_events::Usage;
+
+mod sources;
 
 /// Why a relay ends with a failure. Starting again may help.
 #[derive(Debug, Error)]
@@ -267,71 +266,6 @@ impl Relay {
         let catalog = self.hub.catalog().clone();
         let telling = catalog::tell(offer, cards, served, engines, catalog);
         self.spawn("catalog", telling);
-    }
-
-    fn follow_sources(
-        &self,
-        sightings: &BTreeMap<usize, Sightings>,
-    ) -> (watch::Receiver<Vec<PoolReport>>, Usages) {
-        let (sender, events) = mpsc::channel(CHANNEL_CAPACITY);
-        let config = &self.prepared.config;
-        let mut usages = Vec::new();
-        for (source, settings) in config.sources.iter().enumerate() {
-            match &settings.feeds {
-                Feeds::EngineZmq(feeds) => {
-                    for (endpoint, feed) in feeds.iter().enumerate() {
-                        let id = FeedId { source, endpoint };
-                        let following = engine_zmq::run(id, feed.clone(), sender.clone());
-                        self.spawn("event feed", following);
-                    }
-                }
-                Feeds::DynamoEvents(_) => {
-                    let Some(sightings) = sightings.get(&source).cloned() else {
-                        continue;
-                    };
-                    let settings = EventSettings {
-                        source,
-                        model: settings.model.clone(),
-                        shape: settings.shape,
-                        max_publishers: usize::from(config.file.limits.workers),
-                    };
-                    let usage = watch::Sender::new(Usage::default());
-                    usages.push((settings.model.id(), usage.subscribe()));
-                    let following = dynamo_events::run(settings, sightings, sender.clone(), usage);
-                    self.spawn("event source", following);
-                }
-                Feeds::DynamoRelay(peer) => {
-                    let settings = RelaySettings {
-                        source,
-                        model: settings.model.clone(),
-                        shape: settings.shape,
-                        peer: peer.clone(),
-                    };
-                    let usage = watch::Sender::new(Usage::default());
-                    usages.push((settings.model.id(), usage.subscribe()));
-                    let luck = luck().wrapping_add(source as u64);
-                    let (events, clock) = (sender.clone(), self.clock);
-                    let following = dynamo_relay::run(settings, (clock, luck), events, usage);
-                    self.spawn("filter source", following);
-                }
-            }
-        }
-        let capacity = |model: &ModelName| {
-            let card = self.prepared.card.as_ref()?;
-            card.info.capacity_blocks.filter(|_| card.model == *model)
-        };
-        let pools = Pools::new(
-            &config.sources,
-            &config.file.limits,
-            &self.hub,
-            capacity,
-            (events, self.clock),
-        );
-        let reports = pools.reports();
-        if !config.sources.is_empty() {
-            self.spawn("pools", pools.run());
-        }
-        (reports, usages)
     }
 
     /// Joins the other relays, and tells edges of them.
