@@ -211,9 +211,10 @@ impl Relay {
     fn watch_discovery(&self) -> BTreeMap<usize, Sightings> {
         let mut sightings = BTreeMap::new();
         for (source, settings) in self.prepared.config.sources.iter().enumerate() {
-            if let Feeds::DynamoEvents(discovery) = &settings.feeds {
+            if let Feeds::DynamoEvents(dynamo) = &settings.feeds {
                 let (sender, receiver) = watch::channel(None);
-                self.spawn("discovery", discovery::watch(discovery.clone(), sender));
+                let discovery = dynamo.discovery.clone();
+                self.spawn("discovery", discovery::watch(discovery, sender));
                 sightings.insert(source, receiver);
             }
         }
@@ -284,7 +285,7 @@ impl Relay {
                         self.spawn("event feed", following);
                     }
                 }
-                Feeds::DynamoEvents(_) => {
+                Feeds::DynamoEvents(dynamo) => {
                     let Some(sightings) = sightings.get(&source).cloned() else {
                         continue;
                     };
@@ -292,6 +293,8 @@ impl Relay {
                         source,
                         model: settings.model.clone(),
                         shape: settings.shape,
+                        scope: dynamo.discovery.scope.clone(),
+                        nats: dynamo.nats.clone(),
                         max_publishers: usize::from(config.file.limits.workers),
                     };
                     let usage = watch::Sender::new(Usage::default());

@@ -10,9 +10,9 @@ use kvgrid_core::event::engine::DecoderConfig;
 use kvgrid_core::residency::Copies;
 use kvgrid_runtime::config::ConfigError;
 
+use super::dynamo::{self, DynamoSettings};
 use super::{at_most, model_name, not_shorter, wrong};
 use crate::config::{CardTable, ConfigFile, EndpointTable, SourceKind, SourceTable};
-use crate::discovery::{DiscoverySettings, Scope};
 use crate::publish::PoolShape;
 use crate::sources::engine_zmq::FeedConfig;
 
@@ -47,7 +47,7 @@ pub(crate) enum Feeds {
     /// Publishers of raw engine events.
     EngineZmq(Vec<FeedConfig>),
     /// The publishers that a Dynamo site's discovery shows.
-    DynamoEvents(DiscoverySettings),
+    DynamoEvents(DynamoSettings),
 }
 
 impl Feeds {
@@ -119,7 +119,7 @@ fn resolve(
             let shape = shape.ok_or_else(|| missing("source.block_size"))?;
             Feeds::EngineZmq(feeds(source, shape, entries)?)
         }
-        SourceKind::DynamoEvents => Feeds::DynamoEvents(discovery(source)?),
+        SourceKind::DynamoEvents => Feeds::DynamoEvents(dynamo::resolve(source)?),
     };
     Ok(SourceSettings {
         name,
@@ -142,6 +142,7 @@ fn refuse_others_keys(source: &SourceTable) -> Result<(), ConfigError> {
     ];
     let dynamo_events = [
         ("source.discovery", source.discovery.is_some()),
+        ("source.nats", source.nats.is_some()),
         ("source.namespace", source.namespace.is_some()),
         ("source.component", source.component.is_some()),
         ("source.endpoint", source.endpoint.is_some()),
@@ -222,25 +223,6 @@ fn feeds(
         })
     };
     source.endpoints.iter().map(feed).collect()
-}
-
-fn discovery(source: &SourceTable) -> Result<DiscoverySettings, ConfigError> {
-    let discovery = source.discovery.as_ref();
-    let discovery = discovery.ok_or_else(|| wrong("source.discovery", "is missing"))?;
-    not_shorter("source.discovery.interval", discovery.interval)?;
-    not_shorter("source.discovery.dead_after", discovery.dead_after)?;
-    let namespace = source.namespace.clone().filter(|name| !name.is_empty());
-    let namespace = namespace.ok_or_else(|| wrong("source.namespace", "is missing or empty"))?;
-    Ok(DiscoverySettings {
-        root: discovery.root.clone(),
-        interval: discovery.interval,
-        dead_after: discovery.dead_after,
-        scope: Scope {
-            namespace,
-            component: source.component.clone(),
-            endpoint: source.endpoint.clone(),
-        },
-    })
 }
 
 fn check_name(name: &str) -> Result<(), ConfigError> {
