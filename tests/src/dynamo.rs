@@ -8,12 +8,15 @@
 //! [`Grid`] is several of them behind an edge.
 
 mod answer;
+mod debian;
 mod engine;
 mod grid;
 mod install;
+mod nats;
 mod plane;
 mod ports;
 mod process;
+mod services;
 mod site;
 
 use std::fs::File;
@@ -26,6 +29,7 @@ pub use engine::Engine;
 pub use grid::Grid;
 pub use install::{Installation, python_packages};
 pub use plane::Published;
+pub use services::Services;
 pub use site::{KvSource, Site, SiteOptions};
 
 use crate::lock::{self, target_dir};

@@ -16,9 +16,10 @@ use tokio::time::{Instant, sleep};
 
 use super::plane::{Plane, Published};
 use super::process::Daemon;
+use super::services::Services;
 use super::{Answer, Dynamo, Engine, ports};
 use crate::client::Client;
-use crate::harness::config::{Beside, Source};
+use crate::harness::config::{Beside, Meet, Source};
 use crate::harness::{MODEL, model_dir};
 
 /// How long a start may take on a machine that is busy with other things.
@@ -40,6 +41,15 @@ pub enum KvSource {
     /// Dynamo's event plane; then the engine publishes none itself, and the relay has its card
     /// from Dynamo's discovery.
     DynamoEvents,
+    /// The same, with discovery in etcd and events by NATS.
+    DynamoNats,
+}
+
+impl KvSource {
+    /// Whether the engine itself publishes, and can tell again what it has.
+    pub const fn is_engine(self) -> bool {
+        matches!(self, Self::EngineZmq)
+    }
 }
 
 /// What differs between sites.
@@ -80,6 +90,7 @@ pub struct Site {
     ports: Ports,
     worker: Daemon,
     frontend: Daemon,
+    services: Option<Services>,
     engine: Engine,
     plane: Plane,
     client: Client,
@@ -111,11 +122,15 @@ impl Site {
             events: ports::free()?,
             replay: ports::free()?,
         };
-        let environment = environment(&options, &directory);
-        let daemon = |name, module, arguments| Daemon {
+        let services = match options.source {
+            KvSource::EngineZmq | KvSource::DynamoEvents => None,
+            KvSource::DynamoNats => Some(Services::new(dynamo, directory.path())?),
+        };
+        let environment = environment(&options, &directory, services.as_ref());
+        let daemon = |name, module: &str, arguments| Daemon {
             name,
             python: dynamo.installation().python().to_owned(),
-            module,
+            module: String::from(module),
             arguments,
             environment: environment.clone(),
             log: directory.path().join(format!("{name}.log")),
@@ -132,7 +147,11 @@ impl Site {
         );
         Ok(Self {
             engine: Engine::new(format!("tcp://127.0.0.1:{}", ports.replay)),
-            plane: Plane::of(&discovery(&directory)),
+            plane: match &services {
+                None => Plane::of_files(&discovery(&directory)),
+                Some(services) => Plane::of_nats(services.nats(), &options.name),
+            },
+            services,
             options,
             ports,
             worker,
@@ -144,9 +163,27 @@ impl Site {
 
     /// Starts all of it and waits until it answers a request.
     pub(super) async fn start_processes(&mut self) -> Result<()> {
+        self.start_services().await?;
         self.start_worker()?;
         self.start_frontend()?;
         self.until_serving().await
+    }
+
+    /// Starts what its processes meet by, unless it runs.
+    pub(super) async fn start_services(&mut self) -> Result<()> {
+        match &mut self.services {
+            None => Ok(()),
+            Some(services) => services.start().await,
+        }
+    }
+
+    /// What its processes meet by.
+    ///
+    /// # Panics
+    ///
+    /// If they meet in files.
+    pub fn services(&mut self) -> &mut Services {
+        self.services.as_mut().expect("the site has etcd and NATS")
     }
 
     /// The site's name.
@@ -166,7 +203,9 @@ impl Site {
             metrics: match self.options.source {
                 KvSource::EngineZmq => format!("http://127.0.0.1:{}/metrics", self.ports.system),
                 // How full the worker is comes by its events.
-                KvSource::DynamoEvents => format!("{}/metrics", self.frontend_url()),
+                KvSource::DynamoEvents | KvSource::DynamoNats => {
+                    format!("{}/metrics", self.frontend_url())
+                }
             },
             source: match self.options.source {
                 KvSource::EngineZmq => Source::EngineZmq {
@@ -175,8 +214,14 @@ impl Site {
                     block_size: self.options.block_size,
                     capacity_blocks: self.options.blocks,
                 },
-                KvSource::DynamoEvents => Source::DynamoEvents {
-                    discovery: discovery(&self.directory),
+                KvSource::DynamoEvents | KvSource::DynamoNats => Source::DynamoEvents {
+                    meet: match &self.services {
+                        None => Meet::Files(discovery(&self.directory)),
+                        Some(services) => Meet::Services {
+                            etcd: services.etcd(),
+                            nats: services.nats(),
+                        },
+                    },
                     namespace: self.options.name.clone(),
                 },
             },
@@ -321,6 +366,13 @@ impl Drop for Site {
                     daemon.last_output(),
                 );
             }
+            let services = self.services.iter().flat_map(Services::last_outputs);
+            for (name, output) in services {
+                eprintln!(
+                    "--- last output of {name} of site {}\n{output}",
+                    self.options.name
+                );
+            }
         }
     }
 }
@@ -332,7 +384,7 @@ fn worker_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
             ("--zmq-kv-events-ports", ports.events.to_string()),
             ("--zmq-replay-ports", ports.replay.to_string()),
         ],
-        KvSource::DynamoEvents => Vec::new(),
+        KvSource::DynamoEvents | KvSource::DynamoNats => Vec::new(),
     };
     [
         ("--model-path", model_path),
@@ -369,16 +421,24 @@ fn discovery(directory: &TempDir) -> PathBuf {
 }
 
 /// What both processes of a site see: its own home and discovery, and the loopback only.
-fn environment(options: &SiteOptions, directory: &TempDir) -> Vec<(&'static str, String)> {
+fn environment(
+    options: &SiteOptions,
+    directory: &TempDir,
+    services: Option<&Services>,
+) -> Vec<(&'static str, String)> {
     let home = directory.path().display().to_string();
-    let discovery = discovery(directory).display().to_string();
-    [
+    let meet = match services {
+        None => vec![
+            ("DYN_DISCOVERY_BACKEND", "file".to_owned()),
+            ("DYN_FILE_KV", discovery(directory).display().to_string()),
+            ("DYN_EVENT_PLANE", "zmq".to_owned()),
+        ],
+        Some(services) => services.environment(),
+    };
+    let usual = [
         ("HOME", home.as_str()),
-        ("DYN_FILE_KV", discovery.as_str()),
         ("DYN_NAMESPACE", options.name.as_str()),
-        ("DYN_DISCOVERY_BACKEND", "file"),
         ("DYN_REQUEST_PLANE", "tcp"),
-        ("DYN_EVENT_PLANE", "zmq"),
         ("DYN_TCP_RPC_HOST", "127.0.0.1"),
         ("DYN_EVENT_PLANE_HOST", "127.0.0.1"),
         ("DYN_SYSTEM_HOST", "127.0.0.1"),
@@ -388,7 +448,7 @@ fn environment(options: &SiteOptions, directory: &TempDir) -> Vec<(&'static str,
         ("HF_HUB_OFFLINE", "1"),
         ("PYTHONUNBUFFERED", "1"),
         ("PYTHONDONTWRITEBYTECODE", "1"),
-    ]
-    .map(|(key, value)| (key, value.to_owned()))
-    .into()
+    ];
+    let usual = usual.map(|(key, value)| (key, value.to_owned()));
+    usual.into_iter().chain(meet).collect()
 }

@@ -67,10 +67,15 @@ pub(crate) enum Source {
         capacity_blocks: usize,
     },
     /// All that a Dynamo site says in its discovery.
-    DynamoEvents {
-        discovery: PathBuf,
-        namespace: String,
-    },
+    DynamoEvents { meet: Meet, namespace: String },
+}
+
+/// By what a Dynamo site's processes find and hear each other.
+pub(crate) enum Meet {
+    /// Files in this directory, and a socket for each publisher.
+    Files(PathBuf),
+    /// etcd and NATS at these addresses.
+    Services { etcd: SocketAddr, nats: SocketAddr },
 }
 
 impl Beside {
@@ -159,14 +164,20 @@ fn source(source: &Source) -> String {
              endpoints = [{{ events = {events:?}, replay = {replay:?} }}]\n",
             dir = quoted(model_dir()),
         ),
-        Source::DynamoEvents {
-            discovery,
-            namespace,
-        } => format!(
+        Source::DynamoEvents { meet, namespace } => format!(
             "[card]\nmodel = {model}\nfrom = \"dynamo\"\n\
-             [[source]]\nkind = \"dynamo-events\"\nnamespace = {namespace:?}\n\
-             discovery = {{ kind = \"file\", root = {root} }}\n",
-            root = quoted(discovery),
+             [[source]]\nkind = \"dynamo-events\"\nnamespace = {namespace:?}\n{meet}",
+            meet = match meet {
+                Meet::Files(root) => format!(
+                    "discovery = {{ kind = \"file\", root = {} }}\n",
+                    quoted(root)
+                ),
+                Meet::Services { etcd, nats } => format!(
+                    "discovery = {{ kind = \"etcd\", endpoints = [\"http://{etcd}\"], \
+                     stale_after = \"2s\" }}\n\
+                     nats = {{ servers = [\"nats://{nats}\"] }}\n"
+                ),
+            }
         ),
     }
 }

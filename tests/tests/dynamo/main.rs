@@ -9,6 +9,7 @@ mod alone;
 mod client;
 mod death;
 mod late;
+mod outage;
 mod overlap;
 mod prompts;
 mod takeover;

@@ -28,6 +28,15 @@ async fn dynamo_overlap_is_what_the_site_had_cached_by_dynamos_events() {
     .await;
 }
 
+#[tokio::test]
+async fn dynamo_overlap_is_what_the_site_had_cached_by_nats_and_etcd() {
+    overlap_is_what_the_site_had_cached(
+        "dynamo_overlap_is_what_the_site_had_cached_by_nats_and_etcd",
+        KvSource::DynamoNats,
+    )
+    .await;
+}
+
 async fn overlap_is_what_the_site_had_cached(test: &str, source: KvSource) {
     let Some(dynamo) = Dynamo::for_test(test) else {
         return;
@@ -88,6 +97,15 @@ async fn dynamo_conversation_stays_where_it_is_warm_by_dynamos_events() {
     conversation_stays_where_it_is_warm(
         "dynamo_conversation_stays_where_it_is_warm_by_dynamos_events",
         KvSource::DynamoEvents,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn dynamo_conversation_stays_where_it_is_warm_by_nats_and_etcd() {
+    conversation_stays_where_it_is_warm(
+        "dynamo_conversation_stays_where_it_is_warm_by_nats_and_etcd",
+        KvSource::DynamoNats,
     )
     .await;
 }
