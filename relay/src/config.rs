@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::proxy::ProxyLimits;
 
-pub(crate) use dynamo::{DiscoveryKind, DiscoveryTable, NatsTable, TlsTable};
+pub(crate) use dynamo::{DiscoveryKind, DiscoveryTable, NatsTable, TierName, TlsTable};
 pub(crate) use resolve::{CardSettings, Config, Feeds, SourceSettings};
 
 mod dynamo;
@@ -238,6 +238,9 @@ pub(crate) struct SourceTable {
     pub(crate) discovery: Option<DiscoveryTable>,
     /// The NATS servers that they publish by, if they do.
     pub(crate) nats: Option<NatsTable>,
+    /// Which of the workers' storages it tells of, a pool each; the device's if left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tiers: Vec<TierName>,
     /// The site's Dynamo namespace.
     pub(crate) namespace: Option<String>,
     /// The component of the workers; any if left out.

@@ -35,6 +35,8 @@ pub(crate) struct PoolReport {
     pub(crate) source: Arc<str>,
     /// The model whose blocks it holds.
     pub(crate) model: ModelName,
+    /// Where they are kept.
+    pub(crate) tier: Tier,
     /// Counts of its residency.
     pub(crate) stats: ResidencyStats,
     /// How much it knows.
@@ -66,14 +68,18 @@ impl PoolReport {
 /// All pools and where their events come from.
 pub(crate) struct Pools {
     pools: Vec<Source>,
+    /// The source of each, by its place in the configuration.
+    sources: Vec<usize>,
     events: mpsc::Receiver<SourceEvent>,
     reports: watch::Sender<Vec<PoolReport>>,
     clock: Clock,
 }
 
+/// What a source tells of one tier.
 struct Source {
     name: Arc<str>,
     model: ModelName,
+    tier: Tier,
     pool: Pool,
     hub: Hub,
     /// Where the pool is told to edges, once it is known what its blocks look like.
@@ -94,7 +100,7 @@ struct Offer {
 const GENERATIONS_PER_OFFER: u16 = 256;
 
 impl Pools {
-    /// A pool for each source, empty, and offered by the hub if it is known already what its
+    /// A pool for each tier of each source, empty, and offered by the hub if it is known already what its
     /// blocks look like. `capacity` tells how many blocks a model's workers have, where that
     /// is known.
     pub(crate) fn new(
@@ -104,12 +110,13 @@ impl Pools {
         capacity: impl Fn(&ModelName) -> Option<u64>,
         (events, clock): (mpsc::Receiver<SourceEvent>, Clock),
     ) -> Self {
-        let source = |settings: &SourceSettings| {
+        let source = |settings: &SourceSettings, tier| {
             let (feeds, copies) = (settings.feeds.known(), settings.feeds.copies());
             let mut source = Source {
                 name: settings.name.as_str().into(),
                 model: settings.model.clone(),
-                pool: Pool::new(feeds, copies, limits, clock.now()),
+                tier,
+                pool: Pool::new(feeds, (tier, copies), limits, clock.now()),
                 hub: hub.clone(),
                 offer: None,
                 offers: 0,
@@ -119,18 +126,24 @@ impl Pools {
             }
             source
         };
-        let pools: Vec<_> = sources.iter().map(source).collect();
+        let source = &source;
+        let tiers = sources.iter().enumerate().flat_map(|(place, settings)| {
+            let tiers = settings.tiers.iter();
+            tiers.map(move |tier| (place, source(settings, *tier)))
+        });
+        let (sources, pools): (Vec<_>, Vec<_>) = tiers.unzip();
         let now = clock.now();
         let reports = pools.iter().map(|source| source.report(now)).collect();
         Self {
             pools,
+            sources,
             events,
             reports: watch::Sender::new(reports),
             clock,
         }
     }
 
-    /// How the pools stand, in the order of their sources.
+    /// How the pools stand, in the order of their sources and of each one's tiers.
     pub(crate) fn reports(&self) -> watch::Receiver<Vec<PoolReport>> {
         self.reports.subscribe()
     }
@@ -159,7 +172,25 @@ impl Pools {
     }
 
     async fn take(&mut self, event: SourceEvent) {
-        let place = event.feed().source;
+        let of = event.feed().source;
+        let places = self.sources.iter().enumerate();
+        let places = places.filter(|(_, source)| **source == of);
+        let places: Vec<_> = places.map(|(place, _)| place).collect();
+        let mut places = places.into_iter().peekable();
+        let mut event = Some(event);
+        // Nearly all sources have one pool, and their events are not copied.
+        while let Some(place) = places.next() {
+            let next = match places.peek() {
+                Some(_) => event.clone(),
+                None => event.take(),
+            };
+            if let Some(event) = next {
+                self.take_in(place, event).await;
+            }
+        }
+    }
+
+    async fn take_in(&mut self, place: usize, event: SourceEvent) {
         let Some(source) = self.pools.get_mut(place) else {
             return;
         };
@@ -214,9 +245,10 @@ impl Source {
             model: self.model.clone(),
             source: self.name.to_string(),
             shape,
-            tier: Tier::Device,
+            tier: self.tier,
             closed: true,
-            capacity_blocks,
+            // What is told of capacity is of devices.
+            capacity_blocks: capacity_blocks.filter(|_| self.tier == Tier::Device),
             generation: self.offers.wrapping_mul(GENERATIONS_PER_OFFER),
         });
         self.offers = self.offers.wrapping_add(1);
@@ -286,6 +318,7 @@ impl Source {
         PoolReport {
             source: Arc::clone(&self.name),
             model: self.model.clone(),
+            tier: self.tier,
             stats: self.pool.residency.stats(),
             completeness: self.pool.completeness(now),
             told: offer.map(|offer| offer.publisher.status()),

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kvgrid_core::event::Tier;
 use serde::{Deserialize, Serialize};
 
 use crate::secret::Secret;
@@ -51,6 +52,28 @@ impl DiscoveryKind {
         match self {
             Self::File => "file",
             Self::Etcd => "etcd",
+        }
+    }
+}
+
+/// A storage of a worker's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum TierName {
+    /// Accelerator memory.
+    Device,
+    /// Host memory.
+    HostPinned,
+    /// A local disk.
+    Disk,
+}
+
+impl From<TierName> for Tier {
+    fn from(name: TierName) -> Self {
+        match name {
+            TierName::Device => Self::Device,
+            TierName::HostPinned => Self::HostPinned,
+            TierName::Disk => Self::Disk,
         }
     }
 }

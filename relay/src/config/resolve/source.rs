@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use kvgrid_core::ModelName;
 use kvgrid_core::block::HashFormat;
+use kvgrid_core::event::Tier;
 use kvgrid_core::event::engine::DecoderConfig;
 use kvgrid_core::residency::Copies;
 use kvgrid_runtime::config::ConfigError;
 
 use super::dynamo::{self, DynamoSettings};
 use super::{at_most, model_name, not_shorter, wrong};
-use crate::config::{CardTable, ConfigFile, EndpointTable, SourceKind, SourceTable};
+use crate::config::{CardTable, ConfigFile, EndpointTable, SourceKind, SourceTable, TierName};
 use crate::publish::PoolShape;
 use crate::sources::engine_zmq::FeedConfig;
 
@@ -37,6 +38,8 @@ pub(crate) struct SourceSettings {
     pub(crate) model: ModelName,
     /// What its blocks look like; absent where only the workers say it.
     pub(crate) shape: Option<PoolShape>,
+    /// Which tiers it tells of, a pool each.
+    pub(crate) tiers: Vec<Tier>,
     /// Where it comes by its events.
     pub(crate) feeds: Feeds,
 }
@@ -114,6 +117,14 @@ fn resolve(
     let model = model_name("source.model", model)?;
     let card = card.filter(|card| card.model == model.as_str());
     let shape = shape(source, card)?;
+    if source.tiers.is_empty() {
+        source.tiers.push(TierName::Device);
+    }
+    let tiers: BTreeSet<Tier> = source.tiers.iter().map(|name| (*name).into()).collect();
+    if tiers.len() < source.tiers.len() {
+        return Err(wrong("source.tiers", "names one twice"));
+    }
+    let tiers = tiers.into_iter().collect();
     let feeds = match source.kind {
         SourceKind::EngineZmq => {
             let shape = shape.ok_or_else(|| missing("source.block_size"))?;
@@ -125,6 +136,7 @@ fn resolve(
         name,
         model,
         shape,
+        tiers,
         feeds,
     })
 }
