@@ -139,3 +139,115 @@ impl Board {
         self.told.tell(self.told.sight(live, readable));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::sync::watch;
+    use tokio::task::JoinSet;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::discovery::{Scope, Sighting, Sightings};
+
+    const STALE_AFTER: Duration = Duration::from_millis(50);
+
+    fn channel(id: u64) -> (String, Vec<u8>) {
+        let document = format!(
+            r#"{{"type":"EventChannel","scope":{{"kind":"endpoint","endpoint":{{"namespace":"prod",
+            "component":"backend","name":"generate"}}}},"topic":"kv-events","instance_id":{id},
+            "transport":{{"kind":"Zmq","config":{{"endpoint":"tcp://127.0.0.1:5000"}}}}}}"#
+        );
+        (format!("v1/event_channels/{id}"), document.into_bytes())
+    }
+
+    struct Rig {
+        changes: mpsc::Sender<Change>,
+        sightings: Sightings,
+        _task: JoinSet<()>,
+    }
+
+    impl Rig {
+        fn start() -> Self {
+            let (sender, sightings) = watch::channel(None);
+            let scope = Scope {
+                namespace: "prod".into(),
+                component: None,
+                endpoint: None,
+            };
+            let told = Teller {
+                scope,
+                sightings: sender,
+            };
+            let (changes, board) = Board::new(STALE_AFTER, told);
+            let mut task = JoinSet::new();
+            task.spawn(board.run());
+            Self {
+                changes,
+                sightings,
+                _task: task,
+            }
+        }
+
+        async fn tell(&self, change: Change) {
+            self.changes.send(change).await.unwrap();
+        }
+
+        async fn until(&mut self, is: impl Fn(&Sighting) -> bool) -> Arc<Sighting> {
+            let found = self.sightings.wait_for(|s| s.as_deref().is_some_and(&is));
+            let found = timeout(Duration::from_secs(20), found).await;
+            found.expect("in time").unwrap().clone().unwrap()
+        }
+    }
+
+    fn ids(seen: &Sighting) -> Vec<u64> {
+        seen.publishers.keys().copied().collect()
+    }
+
+    #[tokio::test]
+    async fn changes_add_replace_and_remove_entries() {
+        let mut rig = Rig::start();
+
+        rig.tell(Change::All([channel(1), channel(2)].into())).await;
+        let first = rig.until(|seen| seen.publishers.len() == 2).await;
+        let (gone, _) = channel(1);
+        let (new, document) = channel(3);
+        let broken = (channel(2).0, Some(b"{".to_vec()));
+        let changes = vec![(gone, None), (new, Some(document)), broken];
+        rig.tell(Change::Some(changes)).await;
+        let then = rig.until(|seen| ids(seen) == [2, 3]).await;
+        rig.tell(Change::All([channel(4)].into())).await;
+        let anew = rig.until(|seen| ids(seen) == [4]).await;
+
+        assert!(first.readable && then.readable && anew.readable);
+    }
+
+    #[tokio::test]
+    async fn what_a_lost_store_said_stays_and_turns_stale() {
+        let mut rig = Rig::start();
+        rig.tell(Change::All([channel(1)].into())).await;
+        rig.until(|seen| seen.readable).await;
+
+        rig.tell(Change::Lost("a wire".into())).await;
+        let stale = rig.until(|seen| !seen.readable).await;
+        rig.tell(Change::All([channel(1)].into())).await;
+        let back = rig.until(|seen| seen.readable).await;
+
+        assert_eq!(ids(&stale), [1]);
+        assert_eq!(ids(&back), [1]);
+    }
+
+    #[tokio::test]
+    async fn an_entry_that_is_too_long_is_passed_over() {
+        let mut rig = Rig::start();
+        let (name, mut document) = channel(1);
+        document.extend(vec![b' '; ENTRY_BYTES]);
+
+        rig.tell(Change::All([(name, document), channel(2)].into()))
+            .await;
+        let seen = rig.until(|seen| seen.readable).await;
+
+        assert_eq!(ids(&seen), [2]);
+    }
+}

@@ -30,6 +30,8 @@ use crate::sources::{FeedId, SourceEvent};
 
 mod pending;
 mod subject;
+#[cfg(test)]
+mod tests;
 
 use pending::Pending;
 
