@@ -102,8 +102,16 @@ impl Plane {
                 self.listening.insert(listening)
             }
         };
-        let heard = listening.until_stored(name, &self.dead);
-        timeout(patience, heard).await.ok().transpose()
+        let heard = timeout(patience, listening.until_stored(name, &self.dead)).await;
+        match (heard, &self.way) {
+            (Err(_), _) => Ok(None),
+            // The server was away: whoever asks again has a new connection.
+            (Ok(Err(_)), Way::Nats { .. }) => {
+                self.listening = None;
+                Ok(None)
+            }
+            (Ok(heard), _) => heard.map(Some),
+        }
     }
 
     /// The names of the blocks that are held as of what was heard.

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -14,13 +13,14 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
+use super::commands::{discovery, environment, frontend_arguments, worker_arguments};
 use super::plane::{Plane, Published};
 use super::process::Daemon;
 use super::services::Services;
 use super::{Answer, Dynamo, Engine, ports};
 use crate::client::Client;
+use crate::harness::MODEL;
 use crate::harness::config::{Beside, Meet, Source};
-use crate::harness::{MODEL, model_dir};
 
 /// How long a start may take on a machine that is busy with other things.
 const START_PATIENCE: Duration = Duration::from_secs(60);
@@ -52,6 +52,15 @@ impl KvSource {
     }
 }
 
+/// Which Dynamo a site runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// 1.6.1.
+    Current,
+    /// 1.5.1.
+    Older,
+}
+
 /// What differs between sites.
 #[derive(Clone, Debug)]
 pub struct SiteOptions {
@@ -67,6 +76,15 @@ pub struct SiteOptions {
     pub source: KvSource,
     /// How many relays follow it.
     pub relays: usize,
+    /// Which Dynamo it runs.
+    pub release: Release,
+    /// How many workers it has, all of one process.
+    pub workers: usize,
+    /// How many data-parallel ranks each of them has.
+    pub ranks: usize,
+    /// Blocks that each rank has in host memory; relays tell of that tier as well if there are
+    /// any.
+    pub host_blocks: usize,
 }
 
 impl SiteOptions {
@@ -79,6 +97,10 @@ impl SiteOptions {
             speedup: 10,
             source: KvSource::EngineZmq,
             relays: 1,
+            release: Release::Current,
+            workers: 1,
+            ranks: 1,
+            host_blocks: 0,
         }
     }
 }
@@ -98,11 +120,11 @@ pub struct Site {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Ports {
-    http: u16,
-    system: u16,
-    events: u16,
-    replay: u16,
+pub(super) struct Ports {
+    pub(super) http: u16,
+    pub(super) system: u16,
+    pub(super) events: u16,
+    pub(super) replay: u16,
 }
 
 impl Site {
@@ -126,7 +148,10 @@ impl Site {
             KvSource::EngineZmq | KvSource::DynamoEvents => None,
             KvSource::DynamoNats => Some(Services::new(dynamo, directory.path())?),
         };
-        let environment = environment(&options, &directory, services.as_ref());
+        let mut environment = environment(&options, &directory, services.as_ref());
+        if options.release == Release::Older {
+            environment.push(("PYTHONPATH", dynamo.older()?.display().to_string()));
+        }
         let daemon = |name, module: &str, arguments| Daemon {
             name,
             python: dynamo.installation().python().to_owned(),
@@ -223,6 +248,7 @@ impl Site {
                         },
                     },
                     namespace: self.options.name.clone(),
+                    has_host_tier: self.options.host_blocks > 0,
                 },
             },
         }
@@ -375,80 +401,4 @@ impl Drop for Site {
             }
         }
     }
-}
-
-fn worker_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
-    let model_path = model_dir().display().to_string();
-    let raw_events = match options.source {
-        KvSource::EngineZmq => vec![
-            ("--zmq-kv-events-ports", ports.events.to_string()),
-            ("--zmq-replay-ports", ports.replay.to_string()),
-        ],
-        KvSource::DynamoEvents | KvSource::DynamoNats => Vec::new(),
-    };
-    [
-        ("--model-path", model_path),
-        ("--model-name", MODEL.to_owned()),
-        (
-            "--endpoint",
-            format!("dyn://{}.backend.generate", options.name),
-        ),
-        ("--block-size", options.block_size.to_string()),
-        ("--num-gpu-blocks-override", options.blocks.to_string()),
-        ("--speedup-ratio", options.speedup.to_string()),
-    ]
-    .into_iter()
-    .chain(raw_events)
-    .flat_map(|(flag, value)| [flag.to_owned(), value])
-    .collect()
-}
-
-fn frontend_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
-    [
-        ("--http-host", "127.0.0.1".to_owned()),
-        ("--http-port", ports.http.to_string()),
-        ("--router-mode", "kv".to_owned()),
-        ("--namespace", options.name.clone()),
-    ]
-    .into_iter()
-    .flat_map(|(flag, value)| [flag.to_owned(), value])
-    .collect()
-}
-
-/// Where a site's processes register themselves.
-fn discovery(directory: &TempDir) -> PathBuf {
-    directory.path().join("discovery")
-}
-
-/// What both processes of a site see: its own home and discovery, and the loopback only.
-fn environment(
-    options: &SiteOptions,
-    directory: &TempDir,
-    services: Option<&Services>,
-) -> Vec<(&'static str, String)> {
-    let home = directory.path().display().to_string();
-    let meet = match services {
-        None => vec![
-            ("DYN_DISCOVERY_BACKEND", "file".to_owned()),
-            ("DYN_FILE_KV", discovery(directory).display().to_string()),
-            ("DYN_EVENT_PLANE", "zmq".to_owned()),
-        ],
-        Some(services) => services.environment(),
-    };
-    let usual = [
-        ("HOME", home.as_str()),
-        ("DYN_NAMESPACE", options.name.as_str()),
-        ("DYN_REQUEST_PLANE", "tcp"),
-        ("DYN_TCP_RPC_HOST", "127.0.0.1"),
-        ("DYN_EVENT_PLANE_HOST", "127.0.0.1"),
-        ("DYN_SYSTEM_HOST", "127.0.0.1"),
-        ("DYN_SYSTEM_STARTING_HEALTH_STATUS", "ready"),
-        ("DYN_SDK_DISABLE_ANSI_LOGGING", "1"),
-        ("DYN_LOG", "info"),
-        ("HF_HUB_OFFLINE", "1"),
-        ("PYTHONUNBUFFERED", "1"),
-        ("PYTHONDONTWRITEBYTECODE", "1"),
-    ];
-    let usual = usual.map(|(key, value)| (key, value.to_owned()));
-    usual.into_iter().chain(meet).collect()
 }

@@ -67,7 +67,11 @@ pub(crate) enum Source {
         capacity_blocks: usize,
     },
     /// All that a Dynamo site says in its discovery.
-    DynamoEvents { meet: Meet, namespace: String },
+    DynamoEvents {
+        meet: Meet,
+        namespace: String,
+        has_host_tier: bool,
+    },
 }
 
 /// By what a Dynamo site's processes find and hear each other.
@@ -164,9 +168,18 @@ fn source(source: &Source) -> String {
              endpoints = [{{ events = {events:?}, replay = {replay:?} }}]\n",
             dir = quoted(model_dir()),
         ),
-        Source::DynamoEvents { meet, namespace } => format!(
+        Source::DynamoEvents {
+            meet,
+            namespace,
+            has_host_tier,
+        } => format!(
             "[card]\nmodel = {model}\nfrom = \"dynamo\"\n\
-             [[source]]\nkind = \"dynamo-events\"\nnamespace = {namespace:?}\n{meet}",
+             [[source]]\nkind = \"dynamo-events\"\nnamespace = {namespace:?}\n\
+             tiers = {tiers:?}\n{meet}",
+            tiers = match has_host_tier {
+                true => &["device", "host_pinned"][..],
+                false => &["device"],
+            },
             meet = match meet {
                 Meet::Files(root) => format!(
                     "discovery = {{ kind = \"file\", root = {} }}\n",

@@ -8,6 +8,7 @@ use kvgrid_tests::dynamo::{Dynamo, Grid, KvSource, SiteOptions};
 mod alone;
 mod client;
 mod death;
+mod kinds;
 mod late;
 mod outage;
 mod overlap;

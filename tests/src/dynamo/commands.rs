@@ -1,0 +1,96 @@
+//! How a site's processes are started.
+
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+use super::services::Services;
+use super::site::{KvSource, Ports, Release, SiteOptions};
+use crate::harness::{MODEL, model_dir};
+
+pub(super) fn worker_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
+    let model_path = model_dir().display().to_string();
+    let raw_events = match options.source {
+        KvSource::EngineZmq => vec![
+            ("--zmq-kv-events-ports", ports.events.to_string()),
+            ("--zmq-replay-ports", ports.replay.to_string()),
+        ],
+        KvSource::DynamoEvents | KvSource::DynamoNats => Vec::new(),
+    };
+    // This one would have another package ask the model for it.
+    let bytes = match options.release {
+        Release::Current => None,
+        Release::Older => Some(("--kv-bytes-per-token", "1".to_owned())),
+    };
+    let host =
+        (options.host_blocks > 0).then(|| ("--num-host-blocks", options.host_blocks.to_string()));
+    [
+        ("--model-path", model_path),
+        ("--model-name", MODEL.to_owned()),
+        (
+            "--endpoint",
+            format!("dyn://{}.backend.generate", options.name),
+        ),
+        ("--block-size", options.block_size.to_string()),
+        ("--num-gpu-blocks-override", options.blocks.to_string()),
+        ("--speedup-ratio", options.speedup.to_string()),
+        ("--num-workers", options.workers.to_string()),
+        ("--data-parallel-size", options.ranks.to_string()),
+    ]
+    .into_iter()
+    .chain(raw_events)
+    .chain(bytes)
+    .chain(host)
+    .flat_map(|(flag, value)| [flag.to_owned(), value])
+    .collect()
+}
+
+pub(super) fn frontend_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
+    [
+        ("--http-host", "127.0.0.1".to_owned()),
+        ("--http-port", ports.http.to_string()),
+        ("--router-mode", "kv".to_owned()),
+        ("--namespace", options.name.clone()),
+    ]
+    .into_iter()
+    .flat_map(|(flag, value)| [flag.to_owned(), value])
+    .collect()
+}
+
+/// Where a site's processes register themselves.
+pub(super) fn discovery(directory: &TempDir) -> PathBuf {
+    directory.path().join("discovery")
+}
+
+/// What both processes of a site see: its own home and discovery, and the loopback only.
+pub(super) fn environment(
+    options: &SiteOptions,
+    directory: &TempDir,
+    services: Option<&Services>,
+) -> Vec<(&'static str, String)> {
+    let home = directory.path().display().to_string();
+    let meet = match services {
+        None => vec![
+            ("DYN_DISCOVERY_BACKEND", "file".to_owned()),
+            ("DYN_FILE_KV", discovery(directory).display().to_string()),
+            ("DYN_EVENT_PLANE", "zmq".to_owned()),
+        ],
+        Some(services) => services.environment(),
+    };
+    let usual = [
+        ("HOME", home.as_str()),
+        ("DYN_NAMESPACE", options.name.as_str()),
+        ("DYN_REQUEST_PLANE", "tcp"),
+        ("DYN_TCP_RPC_HOST", "127.0.0.1"),
+        ("DYN_EVENT_PLANE_HOST", "127.0.0.1"),
+        ("DYN_SYSTEM_HOST", "127.0.0.1"),
+        ("DYN_SYSTEM_STARTING_HEALTH_STATUS", "ready"),
+        ("DYN_SDK_DISABLE_ANSI_LOGGING", "1"),
+        ("DYN_LOG", "info"),
+        ("HF_HUB_OFFLINE", "1"),
+        ("PYTHONUNBUFFERED", "1"),
+        ("PYTHONDONTWRITEBYTECODE", "1"),
+    ];
+    let usual = usual.map(|(key, value)| (key, value.to_owned()));
+    usual.into_iter().chain(meet).collect()
+}
