@@ -50,7 +50,7 @@ pub(crate) enum Feeds {
     /// Publishers of raw engine events.
     EngineZmq(Vec<FeedConfig>),
     /// The publishers that a Dynamo site's discovery shows.
-    DynamoEvents(DynamoSettings),
+    DynamoEvents(Box<DynamoSettings>),
 }
 
 impl Feeds {
@@ -130,7 +130,7 @@ fn resolve(
             let shape = shape.ok_or_else(|| missing("source.block_size"))?;
             Feeds::EngineZmq(feeds(source, shape, entries)?)
         }
-        SourceKind::DynamoEvents => Feeds::DynamoEvents(dynamo::resolve(source)?),
+        SourceKind::DynamoEvents => Feeds::DynamoEvents(Box::new(dynamo::resolve(source)?)),
     };
     Ok(SourceSettings {
         name,
