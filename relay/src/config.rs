@@ -17,8 +17,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::proxy::ProxyLimits;
 
+pub(crate) use dynamo::{DiscoveryKind, DiscoveryTable, NatsTable, TierName, TlsTable};
 pub(crate) use resolve::{CardSettings, Config, Feeds, PeerSettings, SourceSettings};
 
+mod dynamo;
 mod resolve;
 #[cfg(test)]
 mod tests;
@@ -238,6 +240,11 @@ pub(crate) struct SourceTable {
     pub(crate) url: Option<String>,
     /// Most bytes of one message from it.
     pub(crate) message_bytes: Option<usize>,
+    /// The NATS servers that they publish by, if they do.
+    pub(crate) nats: Option<NatsTable>,
+    /// Which of the workers' storages it tells of, a pool each; the device's if left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tiers: Vec<TierName>,
     /// The site's Dynamo namespace.
     pub(crate) namespace: Option<String>,
     /// The component of the workers; any if left out.
@@ -246,47 +253,13 @@ pub(crate) struct SourceTable {
     pub(crate) endpoint: Option<String>,
 }
 
-/// A site's discovery.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct DiscoveryTable {
-    /// What it is kept in.
-    pub(crate) kind: DiscoveryKind,
-    /// The directory, as `DYN_FILE_KV` says.
-    pub(crate) root: PathBuf,
-    /// How often it is read.
-    #[serde(default = "discovery_interval", with = "humantime_serde")]
-    pub(crate) interval: Duration,
-    /// How long a process may leave its entries untouched before it is taken for dead.
-    #[serde(default = "dead_after", with = "humantime_serde")]
-    pub(crate) dead_after: Duration,
-}
-
-/// A worker may have requests as soon as it is registered; what it caches before the relay has
-/// seen it is never told again.
-const fn discovery_interval() -> Duration {
-    Duration::from_millis(100)
-}
-
-const fn dead_after() -> Duration {
-    Duration::from_secs(10)
-}
-
-/// What a discovery is kept in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum DiscoveryKind {
-    /// Files, as with `DYN_DISCOVERY_BACKEND=file`.
-    File,
-}
-
 /// What a source speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum SourceKind {
     /// Raw engine events over ZeroMQ: vLLM, SGLang, TensorRT-LLM.
     EngineZmq,
-    /// Dynamo's own event plane, over ZeroMQ without a broker.
+    /// Dynamo's own event plane, over ZeroMQ without a broker or over NATS.
     DynamoEvents,
     /// Dynamo's own relay (`kv_dc_relay`), over gRPC.
     DynamoRelay,

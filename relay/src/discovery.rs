@@ -1,50 +1,60 @@
 //! What a Dynamo site says of itself: who publishes what and where, and the models' own cards.
 //!
 //! Dynamo's processes register themselves in a store and keep their entries fresh; a dead one's
-//! entry goes stale. Here the store is a directory (`files`), read over and over. What counts
-//! as alive is told as one [`Sighting`], whenever that changes.
+//! entry goes. The store is a directory (`files`), read over and over (`polled`), or etcd
+//! (`etcd`), which tells what changes (`board`). What counts as alive is told as one
+//! [`Sighting`], whenever that changes.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use kvgrid_core::event::dynamo::KV_EVENTS;
 use tokio::sync::watch;
-use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep};
-use tracing::{info, warn};
 
+mod board;
+mod etcd;
 mod files;
 mod model_card;
+mod polled;
 mod record;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub(crate) use etcd::EtcdSettings;
 pub(crate) use model_card::{FileRef, ModelCard};
 pub(crate) use record::Place;
 
-use files::Files;
+use board::Board;
 use record::Record;
-
-/// Pause between looks while a new worker's publisher is awaited. Measured with Dynamo 1.6.1,
-/// it registers 100 ms after the model, and has its first requests 15 ms later.
-const HURRY: Duration = Duration::from_millis(5);
-
-/// How long a new worker's publisher is awaited; some publish nothing.
-const AWAITED: Duration = Duration::from_secs(3);
 
 /// Where a store is and whom to look for in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DiscoverySettings {
+    /// Where it is.
+    pub(crate) store: Store,
+    /// Whose entries count.
+    pub(crate) scope: Scope,
+}
+
+/// Where a site's processes register themselves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Store {
+    /// A directory.
+    Files(FileSettings),
+    /// etcd.
+    Etcd(EtcdSettings),
+}
+
+/// The store is a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileSettings {
     /// The directory, as the site's `DYN_FILE_KV` says.
     pub(crate) root: PathBuf,
     /// How often it is read.
     pub(crate) interval: Duration,
     /// How long an entry may go without being touched.
     pub(crate) dead_after: Duration,
-    /// Whose entries count.
-    pub(crate) scope: Scope,
 }
 
 /// Which endpoints' entries count.
@@ -97,6 +107,8 @@ pub(crate) struct Publisher {
 pub(crate) enum Transport {
     /// Its own ZeroMQ socket, `tcp://host:port`.
     Zmq(String),
+    /// A NATS server, by the subjects that begin like this.
+    Nats(String),
     /// Something else, by its name.
     Other(String),
 }
@@ -126,83 +138,70 @@ pub(crate) struct Sighting {
 /// What has been seen; nothing before the first look.
 pub(crate) type Sightings = watch::Receiver<Option<Arc<Sighting>>>;
 
-/// Reads a store over and over, and tells what is alive in it when that changes.
+/// Follows a store, and tells what is alive in it when that changes.
 pub(crate) async fn watch(
     settings: DiscoverySettings,
     sightings: watch::Sender<Option<Arc<Sighting>>>,
 ) {
-    let mut files = Files::new(settings.root.clone());
-    let mut newcomers = Newcomers::default();
-    loop {
-        let dead_after = settings.dead_after;
-        // Disks may be slow; a read that is under way when the relay stops ends by itself.
-        let read = spawn_blocking(move || {
-            let result = files.read(SystemTime::now(), dead_after);
-            (files, result)
-        });
-        let Ok((returned, result)) = read.await else {
-            return;
-        };
-        files = returned;
-        let was_readable = sightings.borrow().as_ref().is_none_or(|last| last.readable);
-        match &result {
-            Err(error) if was_readable => {
-                warn!(root = %settings.root.display(), %error, "Discovery can't be read");
-            }
-            Ok(()) if !was_readable => {
-                info!(root = %settings.root.display(), "Discovery can be read again");
-            }
-            _ => {}
+    let told = Teller {
+        scope: settings.scope,
+        sightings,
+    };
+    match settings.store {
+        Store::Files(files) => polled::watch(files, told).await,
+        Store::Etcd(etcd) => {
+            let stale_after = etcd.stale_after;
+            let (changes, board) = Board::new(stale_after, told);
+            tokio::join!(etcd::follow(etcd, changes), board.run());
         }
-        let sighting = sight(&files, &settings.scope, result.is_ok());
-        let pause = match newcomers.look(&sighting, Instant::now()) {
-            true => settings.interval.min(HURRY),
-            false => settings.interval,
-        };
-        sightings.send_if_modified(|last| {
+    }
+}
+
+/// Tells what is seen in a scope.
+struct Teller {
+    scope: Scope,
+    sightings: watch::Sender<Option<Arc<Sighting>>>,
+}
+
+impl Teller {
+    /// What these entries, by their names, are together.
+    fn sight<'a>(
+        &self,
+        live: impl Iterator<Item = (&'a str, &'a Record)>,
+        readable: bool,
+    ) -> Sighting {
+        sight(live, &self.scope, readable)
+    }
+
+    fn tell(&self, sighting: Sighting) {
+        self.sightings.send_if_modified(|last| {
             let changed = last.as_deref() != Some(&sighting);
             if changed {
                 *last = Some(Arc::new(sighting));
             }
             changed
         });
-        sleep(pause).await;
     }
-}
 
-/// Workers that have registered their model and may soon register what they publish. Then they
-/// have requests at once, and the relay must hear them by then.
-#[derive(Default)]
-struct Newcomers {
-    /// Models' entries, with when they came up.
-    since: BTreeMap<String, Instant>,
-}
-
-impl Newcomers {
-    /// Takes note of who is there, and says whether somebody is awaited.
-    fn look(&mut self, seen: &Sighting, now: Instant) -> bool {
-        self.since.retain(|name, _| seen.models.contains_key(name));
-        let publish = |worker: u64| {
-            let mut all = seen.publishers.values();
-            all.any(|by| by.topic == KV_EVENTS && by.worker.is_some_and(|of| of.worker == worker))
-        };
-        let mut awaited = false;
-        for (name, model) in &seen.models {
-            let since = *self.since.entry(name.clone()).or_insert(now);
-            awaited |= now.duration_since(since) < AWAITED && !publish(model.worker);
-        }
-        awaited
+    /// Whether the last sighting was of a store that could be read.
+    fn was_readable(&self) -> bool {
+        let last = self.sightings.borrow();
+        last.as_ref().is_none_or(|last| last.readable)
     }
 }
 
 /// Joins the live entries of a scope.
-fn sight(files: &Files, scope: &Scope, readable: bool) -> Sighting {
+fn sight<'a>(
+    live: impl Iterator<Item = (&'a str, &'a Record)>,
+    scope: &Scope,
+    readable: bool,
+) -> Sighting {
     let mut sighting = Sighting {
         readable,
         ..Sighting::default()
     };
     let mut workers = BTreeMap::new();
-    for (name, record) in files.live() {
+    for (name, record) in live {
         if !record.place().is_some_and(|place| scope.covers(place)) {
             continue;
         }

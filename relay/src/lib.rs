@@ -21,6 +21,7 @@ mod pools;
 mod prepared;
 mod proxy;
 mod publish;
+mod secret;
 mod services;
 mod sources;
 mod start;

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use kvgrid_core::event::Refusal;
+use kvgrid_core::event::{Refusal, Tier};
 use kvgrid_core::replication::Completeness;
 use kvgrid_core::residency::ResidencyStats;
 use kvgrid_core::{Instant, ModelId, ModelName};
@@ -345,9 +345,23 @@ impl Page<'_> {
 
 impl PoolReport {
     fn labels(&self) -> Labels {
-        vec![
+        let mut labels = vec![
             ("source", self.source.to_string()),
             ("model", self.model.to_string()),
-        ]
+        ];
+        // Most sources have no other pool than the device's.
+        if self.tier != Tier::Device {
+            labels.push(("tier", tier_name(self.tier).to_owned()));
+        }
+        labels
+    }
+}
+
+const fn tier_name(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Device => "device",
+        Tier::HostPinned => "host_pinned",
+        Tier::Disk => "disk",
+        Tier::External => "external",
     }
 }

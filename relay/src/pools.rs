@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvgrid_core::event::Refusals;
+use kvgrid_core::event::{Refusals, Tier};
 use kvgrid_core::replication::Completeness;
 use kvgrid_core::residency::ResidencyStats;
 use kvgrid_core::{Instant, ModelName};
@@ -42,6 +42,8 @@ pub(crate) struct PoolReport {
     pub(crate) source: Arc<str>,
     /// The model whose blocks it holds.
     pub(crate) model: ModelName,
+    /// Where they are kept.
+    pub(crate) tier: Tier,
     /// Counts of its residency.
     pub(crate) stats: ResidencyStats,
     /// How much it knows.
@@ -79,6 +81,8 @@ impl PoolReport {
 /// All pools and where their events come from.
 pub(crate) struct Pools {
     pools: Vec<Source>,
+    /// The source of each, by its place in the configuration.
+    sources: Vec<usize>,
     events: mpsc::Receiver<SourceEvent>,
     reports: watch::Sender<Vec<PoolReport>>,
     clock: Clock,
@@ -89,6 +93,7 @@ pub(crate) struct Pools {
 struct Owner {
     source: Arc<str>,
     model: ModelName,
+    tier: Tier,
     hub: Hub,
 }
 
@@ -133,9 +138,9 @@ impl Source {
 const GENERATIONS_PER_OFFER: u16 = 256;
 
 impl Pools {
-    /// A pool for each source, empty, and offered by the hub if it is known already what its
-    /// blocks look like. `capacity` tells how many blocks a model's workers have, where that
-    /// is known.
+    /// A pool for each tier of each source, empty, and offered by the hub if it is known
+    /// already what its blocks look like. `capacity` tells how many blocks a model's workers
+    /// have, where that is known.
     pub(crate) fn new(
         sources: &[SourceSettings],
         limits: &LimitsTable,
@@ -144,10 +149,11 @@ impl Pools {
         (events, clock): (mpsc::Receiver<SourceEvent>, Clock),
     ) -> Self {
         let now = clock.now();
-        let source = |settings: &SourceSettings| {
+        let source = |settings: &SourceSettings, tier| {
             let owner = Owner {
                 source: settings.name.as_str().into(),
                 model: settings.model.clone(),
+                tier,
                 hub: hub.clone(),
             };
             let capacity = capacity(&settings.model);
@@ -164,17 +170,23 @@ impl Pools {
                 heard_at: None,
             }
         };
-        let pools: Vec<_> = sources.iter().map(source).collect();
+        let source = &source;
+        let tiers = sources.iter().enumerate().flat_map(|(place, settings)| {
+            let tiers = settings.tiers.iter();
+            tiers.map(move |tier| (place, source(settings, *tier)))
+        });
+        let (sources, pools): (Vec<_>, Vec<_>) = tiers.unzip();
         let reports = pools.iter().map(|source| source.report(now)).collect();
         Self {
             pools,
+            sources,
             events,
             reports: watch::Sender::new(reports),
             clock,
         }
     }
 
-    /// How the pools stand, in the order of their sources.
+    /// How the pools stand, in the order of their sources and of each one's tiers.
     pub(crate) fn reports(&self) -> watch::Receiver<Vec<PoolReport>> {
         self.reports.subscribe()
     }
@@ -203,7 +215,25 @@ impl Pools {
     }
 
     async fn take(&mut self, event: SourceEvent) {
-        let place = event.feed().source;
+        let of = event.feed().source;
+        let places = self.sources.iter().enumerate();
+        let places = places.filter(|(_, source)| **source == of);
+        let places: Vec<_> = places.map(|(place, _)| place).collect();
+        let mut places = places.into_iter().peekable();
+        let mut event = Some(event);
+        // Nearly all sources have one pool, and their events are not copied.
+        while let Some(place) = places.next() {
+            let next = match places.peek() {
+                Some(_) => event.clone(),
+                None => event.take(),
+            };
+            if let Some(event) = next {
+                self.take_in(place, event).await;
+            }
+        }
+    }
+
+    async fn take_in(&mut self, place: usize, event: SourceEvent) {
         let Some(source) = self.pools.get_mut(place) else {
             return;
         };

@@ -213,7 +213,8 @@ impl Relay {
         for (source, settings) in self.prepared.config.sources.iter().enumerate() {
             if let Some(discovery) = settings.feeds.discovery() {
                 let (sender, receiver) = watch::channel(None);
-                self.spawn("discovery", discovery::watch(discovery.clone(), sender));
+                let discovery = discovery.clone();
+                self.spawn("discovery", discovery::watch(discovery, sender));
                 sightings.insert(source, receiver);
             }
         }

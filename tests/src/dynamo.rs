@@ -8,13 +8,17 @@
 //! [`Grid`] is several of them behind an edge.
 
 mod answer;
+mod commands;
+mod debian;
 mod engine;
 mod filter;
 mod grid;
 mod install;
+mod nats;
 mod plane;
 mod ports;
 mod process;
+mod services;
 mod site;
 
 use std::fs::File;
@@ -27,7 +31,8 @@ pub use engine::Engine;
 pub use grid::Grid;
 pub use install::{Installation, python_packages};
 pub use plane::Published;
-pub use site::{KvSource, Site, SiteOptions};
+pub use services::Services;
+pub use site::{KvSource, Release, Site, SiteOptions};
 
 use crate::lock::{self, target_dir};
 use crate::skip::skip;
@@ -69,6 +74,11 @@ impl Dynamo {
         })
     }
 
+    /// Where an older Dynamo is, for who looks there first.
+    pub(crate) fn older(&self) -> Result<PathBuf> {
+        install::older_packages(&target_dir()?, &self.installation, &older_file())
+    }
+
     /// Where Dynamo is installed.
     pub fn installation(&self) -> &Installation {
         &self.installation
@@ -77,4 +87,8 @@ impl Dynamo {
 
 fn requirements_file() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/dynamo-requirements.txt")
+}
+
+fn older_file() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/dynamo-older-requirements.txt")
 }

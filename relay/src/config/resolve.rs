@@ -16,6 +16,7 @@ pub(crate) use card::CardSettings;
 pub(crate) use source::{Feeds, PeerSettings, SourceSettings};
 
 mod card;
+mod dynamo;
 mod source;
 
 /// Most seeds; all other relays are learnt from one that is alive.

@@ -1,4 +1,7 @@
 use super::*;
+use crate::discovery::Store;
+use crate::secret::Secret;
+use crate::sources::dynamo_events::NatsLogin;
 
 const IDENTITY: &str = r#"
 [identity]
@@ -130,12 +133,16 @@ fn a_source_and_a_card_may_leave_it_to_the_sites_workers() {
         (source.name.as_str(), source.shape),
         ("dynamo-events", None)
     );
-    let Feeds::DynamoEvents(discovery) = &source.feeds else {
+    let Feeds::DynamoEvents(dynamo) = &source.feeds else {
         panic!("{source:?}");
     };
-    assert_eq!(discovery.interval, Duration::from_millis(100));
-    assert_eq!(discovery.dead_after, Duration::from_secs(10));
-    assert_eq!(discovery.scope.namespace, "prod");
+    let Store::Files(files) = &dynamo.discovery.store else {
+        panic!("{dynamo:?}");
+    };
+    assert_eq!(files.interval, Duration::from_millis(100));
+    assert_eq!(files.dead_after, Duration::from_secs(10));
+    assert_eq!(dynamo.discovery.scope.namespace, "prod");
+    assert_eq!(dynamo.nats, None);
     let Some(CardSettings::Dynamo { source: 0, wanted }) = &config.card else {
         panic!("{:?}", config.card);
     };
@@ -236,9 +243,9 @@ fn what_a_kind_needs_is_asked_for_by_name() {
         &[
             CARD,
             kind,
-            "discovery = { kind = \"etcd\", root = \"/d\" }\n",
+            "discovery = { kind = \"consul\", root = \"/d\" }\n",
         ],
-        "source.discovery.kind: unknown variant `etcd`",
+        "source.discovery.kind: unknown variant `consul`",
     );
     refused(&[DYNAMO_CARD], "card.from: is \"dynamo\", but no source");
     refused(
@@ -249,6 +256,95 @@ fn what_a_kind_needs_is_asked_for_by_name() {
     refused(
         &[CARD, "[[source]]\nkind = \"engine-zmq\"\n"],
         "source.endpoints: is missing or empty",
+    );
+}
+
+fn dynamo(keys: &str) -> String {
+    format!("[[source]]\nkind = \"dynamo-events\"\nnamespace = \"prod\"\n{keys}\n")
+}
+
+#[test]
+fn a_site_may_meet_by_etcd_and_nats() {
+    let source = dynamo(
+        "discovery = { kind = \"etcd\", endpoints = [\"https://a:2379\"], user = \"relay\", \
+         password = { file = \"/s/etcd\" }, tls = { ca = \"/s/ca\" } }\n\
+         nats = { servers = [\"nats://a:4222\", \"tls://b:4222\"], \
+         credentials = { env = \"NATS_CREDS\" } }",
+    );
+
+    let config = parse(&[IDENTITY, FRONTEND, DYNAMO_CARD, &source]).unwrap();
+
+    let Feeds::DynamoEvents(dynamo) = &config.sources[0].feeds else {
+        panic!("{:?}", config.sources);
+    };
+    let Store::Etcd(etcd) = &dynamo.discovery.store else {
+        panic!("{dynamo:?}");
+    };
+    let password = Secret::File("/s/etcd".into());
+    assert_eq!(etcd.user, Some(("relay".to_owned(), password)));
+    assert_eq!(etcd.stale_after, Duration::from_secs(30));
+    assert_eq!(etcd.tls.as_ref().unwrap().ca, Path::new("/s/ca"));
+    let nats = dynamo.nats.as_ref().unwrap();
+    let login = NatsLogin::Credentials(Secret::Env("NATS_CREDS".into()));
+    assert_eq!(nats.login, Some(login));
+    assert_eq!(nats.servers.len(), 2);
+}
+
+#[test]
+fn etcd_and_nats_are_asked_for_by_key() {
+    let refused = |keys: &str, sentence| {
+        assert_refused(&[IDENTITY, FRONTEND, DYNAMO_CARD, &dynamo(keys)], sentence);
+    };
+    let etcd = |keys: &str| format!("discovery = {{ kind = \"etcd\"{keys} }}");
+    let at = "endpoints = [\"http://a:2379\"]";
+    let nats = |keys: &str| {
+        let discovery = etcd(&format!(", {at}"));
+        format!("{discovery}\nnats = {{ {keys} }}")
+    };
+
+    refused(&etcd(""), "source.discovery.endpoints: is missing");
+    for wrong in [
+        "a:2379",
+        "http://a",
+        "http://u:p@a:2379",
+        "ftp://a:1",
+        "http://a:1/x",
+    ] {
+        let keys = format!(", endpoints = [\"{wrong}\"]");
+        refused(&etcd(&keys), "source.discovery.endpoints: has one that");
+    }
+    refused(
+        &etcd(", endpoints = [\"https://a:2379\"]"),
+        "source.discovery.tls: is there without https",
+    );
+    refused(
+        &etcd(&format!(", {at}, user = \"u\"")),
+        "source.discovery.password: is there without a user",
+    );
+    refused(
+        &etcd(&format!(", {at}, password = \"p\"")),
+        "source.discovery.password: ",
+    );
+    refused(
+        &etcd(&format!(", {at}, root = \"/d\"")),
+        "source.discovery.root: is for discovery of kind \"file\"",
+    );
+    refused(
+        "discovery = { kind = \"file\", root = \"/d\", endpoints = [\"http://a:1\"] }",
+        "source.discovery.endpoints: is for discovery of kind \"etcd\"",
+    );
+    refused(&nats("servers = []"), "source.nats.servers: is missing");
+    refused(
+        &nats("servers = [\"http://a:1\"]"),
+        "source.nats.servers: has one that",
+    );
+    refused(
+        &nats("servers = [\"nats://a:1\"], token = { env = \"A\" }, credentials = { env = \"B\" }"),
+        "source.nats: says in more than one way",
+    );
+    refused(
+        &nats("servers = [\"nats://a:1\"], tls = { ca = \"/ca\", key = \"/key\" }"),
+        "source.nats.tls: has a certificate without its key",
     );
 }
 

@@ -20,6 +20,16 @@ pub(crate) struct Place {
     pub(crate) endpoint: String,
 }
 
+impl Place {
+    /// Whether this may be where the other is, for not all of it may be told.
+    pub(crate) fn fits(&self, other: &Self) -> bool {
+        let fits = |one: &str, other: &str| one.is_empty() || other.is_empty() || one == other;
+        self.namespace == other.namespace
+            && fits(&self.component, &other.component)
+            && fits(&self.endpoint, &other.endpoint)
+    }
+}
+
 /// An entry.
 #[derive(Clone, Debug)]
 pub(super) enum Record {
@@ -41,12 +51,14 @@ pub(super) enum Record {
 #[serde(tag = "type")]
 enum Written {
     EventChannel {
+        #[serde(flatten)]
         scope: WrittenScope,
         topic: String,
         instance_id: u64,
         transport: WrittenTransport,
     },
     EventSource {
+        #[serde(flatten)]
         scope: WrittenScope,
         publisher_id: u64,
         metadata: Value,
@@ -61,12 +73,22 @@ enum Written {
     Other,
 }
 
-/// Endpoint scope, or component scope as before Dynamo 1.5.
+/// An endpoint; before Dynamo 1.5 a component, or an empty one for a whole namespace.
 #[derive(Deserialize)]
-struct WrittenScope {
-    endpoint: Option<Place>,
-    component: Option<Value>,
-    namespace: Option<Value>,
+#[serde(untagged)]
+enum WrittenScope {
+    Endpoint {
+        scope: EndpointScope,
+    },
+    Component {
+        namespace: String,
+        component: String,
+    },
+}
+
+#[derive(Deserialize)]
+struct EndpointScope {
+    endpoint: Place,
 }
 
 #[derive(Deserialize)]
@@ -141,32 +163,44 @@ impl Record {
 
 impl WrittenScope {
     fn place(self) -> Place {
-        let text = |value: Option<&Value>, keys: &[&str]| {
-            let value = value?;
-            let named = keys.iter().find_map(|key| value.get(key)?.as_str());
-            named.or(value.as_str()).map(str::to_owned)
-        };
-        self.endpoint.unwrap_or_else(|| {
-            let component = self.component.as_ref();
-            let namespace = text(self.namespace.as_ref(), &["name", "namespace"])
-                .or_else(|| component?.get("namespace")?.as_str().map(str::to_owned));
-            Place {
-                namespace: namespace.unwrap_or_default(),
-                component: text(component, &["component", "name"]).unwrap_or_default(),
+        match self {
+            Self::Endpoint { scope } => scope.endpoint,
+            Self::Component {
+                namespace,
+                component,
+            } => Place {
+                namespace,
+                component,
                 endpoint: String::new(),
-            }
-        })
+            },
+        }
     }
 }
 
 impl WrittenTransport {
     fn read(self) -> Transport {
-        let endpoint = self.config.get("endpoint").and_then(Value::as_str);
-        match (self.kind.as_str(), endpoint) {
-            ("Zmq", Some(endpoint)) if endpoint.starts_with("tcp://") => {
+        let text = |key| self.config.get(key).and_then(Value::as_str);
+        let (endpoint, prefix) = (text("endpoint"), text("subject_prefix"));
+        match (self.kind.as_str(), endpoint, prefix) {
+            ("Zmq", Some(endpoint), _) if endpoint.starts_with("tcp://") => {
                 Transport::Zmq(endpoint.to_owned())
             }
+            ("Nats", _, Some(prefix)) if is_subject(prefix) => Transport::Nats(prefix.to_owned()),
             _ => Transport::Other(self.kind),
         }
     }
+}
+
+/// Most bytes of a subject.
+const SUBJECT_BYTES: usize = 1024;
+
+/// Whether this is a NATS subject that stands for itself alone.
+fn is_subject(text: &str) -> bool {
+    let is_part = |part: &str| {
+        !part.is_empty()
+            && part
+                .bytes()
+                .all(|b| b.is_ascii_graphic() && !b"*>".contains(&b))
+    };
+    text.len() <= SUBJECT_BYTES && text.split('.').all(is_part)
 }

@@ -5,7 +5,10 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
+use super::files::Files;
+use super::polled::Newcomers;
 use super::*;
 
 /// What Dynamo 1.6.1's mocker says of the small model, its files served at `base`.
@@ -61,9 +64,11 @@ impl Store {
 
     pub(crate) fn settings(&self) -> DiscoverySettings {
         DiscoverySettings {
-            root: self.directory.path().to_owned(),
-            interval: Duration::from_millis(20),
-            dead_after: Duration::from_secs(10),
+            store: super::Store::Files(FileSettings {
+                root: self.directory.path().to_owned(),
+                interval: Duration::from_millis(20),
+                dead_after: Duration::from_secs(10),
+            }),
             scope: Scope {
                 namespace: NAMESPACE.to_owned(),
                 component: None,
@@ -131,6 +136,10 @@ impl Store {
         fs::remove_file(self.path("mdc", &format!("m{worker:x}"))).unwrap();
     }
 
+    fn files(&self) -> Files {
+        Files::new(self.directory.path().to_owned())
+    }
+
     fn path(&self, kind: &str, name: &str) -> PathBuf {
         self.directory.path().join("v1").join(kind).join(name)
     }
@@ -139,7 +148,7 @@ impl Store {
         files
             .read(SystemTime::now(), Duration::from_secs(10))
             .unwrap();
-        sight(files, &self.settings().scope, true)
+        sight(files.live(), &self.settings().scope, true)
     }
 }
 
@@ -148,7 +157,7 @@ const WORKER: WorkerRank = WorkerRank { worker: 7, rank: 1 };
 #[test]
 fn publishers_and_models_of_the_scope_are_seen() {
     let store = Store::new();
-    let mut files = Files::new(store.settings().root);
+    let mut files = store.files();
     let nobody = store.read(&mut files);
     store.register(1, "tcp://127.0.0.1:5000", WORKER);
     store.register_model(7, &model_card("http://127.0.0.1:1"));
@@ -178,7 +187,7 @@ fn publishers_and_models_of_the_scope_are_seen() {
 #[test]
 fn entries_that_nobody_touches_are_dead() {
     let store = Store::new();
-    let mut files = Files::new(store.settings().root);
+    let mut files = store.files();
     store.register(1, "tcp://127.0.0.1:5000", WORKER);
     store.register(2, "tcp://127.0.0.1:5001", WORKER);
     store.age(1, Duration::from_secs(11));
@@ -192,7 +201,7 @@ fn entries_that_nobody_touches_are_dead() {
 #[test]
 fn a_half_written_entry_is_as_it_was_before() {
     let store = Store::new();
-    let mut files = Files::new(store.settings().root);
+    let mut files = store.files();
     store.register(1, "tcp://127.0.0.1:5000", WORKER);
     store.read(&mut files);
     fs::write(store.path("event_channels", "c1"), "{\"type\":\"EventCh").unwrap();
@@ -216,29 +225,45 @@ fn a_half_written_entry_is_as_it_was_before() {
     assert_eq!(whole.publishers.len(), 1);
 }
 
+/// As Dynamo 1.3.1 writes them.
+const OLDER: [&str; 2] = [
+    r#"{"type":"EventChannel","namespace":"prod","component":"backend","topic":"kv-events",
+        "instance_id":204445593982664692,"transport":{"kind":"Nats","config":
+        {"subject_prefix":"namespace.prod.component.backend"}}}"#,
+    r#"{"type":"EventChannel","namespace":"prod","component":"","topic":"kv_metrics",
+        "instance_id":3814102481867608372,"transport":{"kind":"Nats","config":
+        {"subject_prefix":"namespace.prod"}}}"#,
+];
+
 #[test]
 fn a_publisher_of_an_older_site_needs_no_endpoint() {
     let store = Store::new();
-    let mut files = Files::new(store.settings().root);
-    store.write(
-        "event_channels",
-        "old",
-        &json!({
-            "type": "EventChannel", "topic": "kv-events", "instance_id": 9,
-            "scope": {"kind": "component", "namespace": NAMESPACE, "component": "backend"},
-            "transport": {"kind": "Zmq", "config": {"endpoint": "tcp://127.0.0.1:5000"}},
-        }),
-    );
+    let mut files = store.files();
+    for (name, entry) in ["a", "b"].into_iter().zip(OLDER) {
+        let entry = serde_json::from_str(entry).unwrap();
+        store.write("event_channels", name, &entry);
+    }
 
     let seen = store.read(&mut files);
 
-    assert_eq!(seen.publishers[&9].place.component, "backend");
+    let worker = &seen.publishers[&204_445_593_982_664_692];
+    let prefix = "namespace.prod.component.backend".to_owned();
+    assert_eq!(worker.place.component, "backend");
+    assert_eq!(worker.transport, Transport::Nats(prefix));
+    let generate = Place {
+        namespace: "prod".into(),
+        component: "backend".into(),
+        endpoint: "generate".into(),
+    };
+    assert!(worker.place.fits(&generate));
+    let router = &seen.publishers[&3_814_102_481_867_608_372];
+    assert_eq!(router.place.component, "");
 }
 
 #[test]
 fn a_worker_that_does_not_publish_yet_is_awaited_for_a_while() {
     let store = Store::new();
-    let mut files = Files::new(store.settings().root);
+    let mut files = store.files();
     let mut newcomers = Newcomers::default();
     let start = Instant::now();
     let mut look = |after: u64| {

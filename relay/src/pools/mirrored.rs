@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use kvgrid_core::Instant;
 use kvgrid_core::ckf::{Changes, Format, Mirror, Naming};
-use kvgrid_core::event::{Refusals, Tier};
+use kvgrid_core::event::Refusals;
 use kvgrid_core::replication::Completeness;
 use kvgrid_core::residency::{PoolOp, ResidencyStats};
 
@@ -112,7 +112,7 @@ impl Mirrored {
             part: Some(of.place.clone()),
             shape: of.shape,
             naming: Naming::Ckf(of.format),
-            tier: Tier::Device,
+            tier: self.owner.tier,
             closed: false,
             capacity_blocks: Some(expected.max(entries)),
             generation: self.offers.wrapping_mul(GENERATIONS_PER_OFFER),
@@ -264,6 +264,7 @@ impl Holdings for Mirrored {
         PoolReport {
             source: Arc::clone(&self.owner.source),
             model: self.owner.model.clone(),
+            tier: self.owner.tier,
             stats: ResidencyStats {
                 published: entries,
                 held: entries,

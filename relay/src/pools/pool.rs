@@ -30,7 +30,7 @@ pub(super) enum Then {
     },
 }
 
-/// What one source's workers hold on their accelerators.
+/// What one source's workers hold in one tier.
 pub(super) struct Pool {
     pub(super) residency: Residency,
     feeds: BTreeMap<usize, FeedState>,
@@ -50,10 +50,15 @@ pub(super) struct Pool {
 
 impl Pool {
     /// A pool of `feeds` feeds that have told nothing yet; more may be found.
-    pub(super) fn new(feeds: usize, copies: Copies, limits: &LimitsTable, now: Instant) -> Self {
+    pub(super) fn new(
+        feeds: usize,
+        (tier, copies): (Tier, Copies),
+        limits: &LimitsTable,
+        now: Instant,
+    ) -> Self {
         Self {
             residency: Residency::new(ResidencyConfig {
-                tier: Tier::Device,
+                tier,
                 copies,
                 max_entries: limits.entries,
                 max_workers: limits.workers,
@@ -163,6 +168,8 @@ mod tests {
     use super::*;
     use crate::sources::FeedId;
 
+    const DEVICE: (Tier, Copies) = (Tier::Device, Copies::Counted);
+
     fn feed(endpoint: usize) -> FeedId {
         FeedId {
             source: 0,
@@ -175,7 +182,7 @@ mod tests {
     }
 
     fn pool(feeds: usize) -> Pool {
-        Pool::new(feeds, Copies::Counted, &LimitsTable::default(), at(0))
+        Pool::new(feeds, DEVICE, &LimitsTable::default(), at(0))
     }
 
     fn stored(publisher: u64, rank: u32, sequence: u64, local: u64) -> SourceEvent {
@@ -283,7 +290,7 @@ mod tests {
             workers: 1,
             ..LimitsTable::default()
         };
-        let mut pool = Pool::new(1, Copies::Counted, &limits, at(0));
+        let mut pool = Pool::new(1, DEVICE, &limits, at(0));
         pool.handle(stored(7, 0, 0, 1), at(0));
 
         pool.handle(stored(7, 1, 1, 2), at(0));

@@ -1,4 +1,4 @@
-//! The pool of a source that tells which worker holds which blocks.
+//! One tier's pool of a source that tells which worker holds which blocks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -45,9 +45,10 @@ impl Resident {
         now: Instant,
     ) -> Self {
         let (feeds, copies) = (settings.feeds.known(), settings.feeds.copies());
+        let tier = owner.tier;
         let mut resident = Self {
             owner,
-            pool: Pool::new(feeds, copies, limits, now),
+            pool: Pool::new(feeds, (tier, copies), limits, now),
             offer: None,
             offers: 0,
             then: Then::Nothing,
@@ -75,9 +76,10 @@ impl Resident {
             part: None,
             shape,
             naming: Naming::Chain,
-            tier: Tier::Device,
+            tier: self.owner.tier,
             closed: true,
-            capacity_blocks,
+            // What is told of capacity is of devices.
+            capacity_blocks: capacity_blocks.filter(|_| self.owner.tier == Tier::Device),
             generation: self.offers.wrapping_mul(GENERATIONS_PER_OFFER),
         });
         self.offers = self.offers.wrapping_add(1);
@@ -161,6 +163,7 @@ impl Holdings for Resident {
         PoolReport {
             source: Arc::clone(&self.owner.source),
             model: self.owner.model.clone(),
+            tier: self.owner.tier,
             stats: self.pool.residency.stats(),
             completeness: self.pool.completeness(now),
             told: offer.map(|offer| offer.publisher.status()),

@@ -33,10 +33,10 @@ struct Site {
 
 impl Site {
     fn start() -> Self {
-        Self::start_with(Some(SHAPE))
+        Self::start_with(Some(SHAPE), &[Tier::Device])
     }
 
-    fn start_with(shape: Option<PoolShape>) -> Self {
+    fn start_with(shape: Option<PoolShape>, tiers: &[Tier]) -> Self {
         let clock = Clock::start();
         let hub = Hub::new(HubConfig {
             key: Arc::new(MixKey::from_bytes(&[7; 32])),
@@ -49,6 +49,7 @@ impl Site {
             name: "engines".to_owned(),
             model: ModelName::new("tiny").unwrap(),
             shape,
+            tiers: tiers.to_vec(),
             feeds: Feeds::EngineZmq(Vec::new()),
         };
         let (events, receiver) = mpsc::channel(4);
@@ -72,6 +73,10 @@ impl Site {
 
     /// Blocks of one prompt, each the child of the one before it.
     async fn store(&mut self, publisher: u64, blocks: std::ops::Range<u64>) {
+        self.store_in(Tier::Device, publisher, blocks).await;
+    }
+
+    async fn store_in(&mut self, tier: Tier, publisher: u64, blocks: std::ops::Range<u64>) {
         let stored = blocks.clone().map(|local| StoredBlock {
             engine: EngineHash(local + 1_000_000_000),
             local: BlockHash(local),
@@ -82,7 +87,7 @@ impl Site {
             .map(|n| EngineHash(n + 1_000_000_000));
         let event = KvEvent::Stored {
             parent,
-            tier: Tier::Device,
+            tier,
             blocks: stored.collect(),
         };
         let rank = 0;
@@ -170,7 +175,7 @@ async fn an_event_of_an_unknown_source_is_ignored() {
 
 #[tokio::test]
 async fn a_pool_is_offered_with_all_it_holds_once_its_shape_is_known() {
-    let mut site = Site::start_with(None);
+    let mut site = Site::start_with(None, &[Tier::Device]);
     site.store(7, 0..10).await;
     let unknown = site.until(|pool| pool.stats.published == 10).await;
 
@@ -192,4 +197,22 @@ async fn a_pool_is_offered_with_all_it_holds_once_its_shape_is_known() {
     assert_eq!(unknown.told, None);
     assert_eq!(site.hub_pools(), 1, "the other shape's pool is withdrawn");
     assert_ne!(changed.told.unwrap().epoch, epoch);
+}
+
+#[tokio::test]
+async fn each_tier_is_a_pool_of_its_own() {
+    let mut site = Site::start_with(Some(SHAPE), &[Tier::Device, Tier::HostPinned]);
+
+    site.store(7, 0..10).await;
+    site.store_in(Tier::HostPinned, 7, 0..4).await;
+    site.store_in(Tier::Disk, 7, 0..2).await;
+    let both = |reports: &Vec<PoolReport>| reports.iter().all(|pool| pool.batches == 3);
+    let found = site.reports.wait_for(both);
+    let found = tokio::time::timeout(Duration::from_secs(20), found).await;
+    let reports = found.expect("in time").unwrap().clone();
+
+    let held = |place: usize| (reports[place].tier, reports[place].stats.published);
+    assert_eq!(held(0), (Tier::Device, 10));
+    assert_eq!(held(1), (Tier::HostPinned, 4));
+    assert_eq!((reports.len(), site.hub_pools()), (2, 2));
 }

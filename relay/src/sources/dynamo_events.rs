@@ -1,6 +1,7 @@
-//! KV events over Dynamo's own event plane, each publisher heard at its own ZeroMQ socket.
+//! KV events over Dynamo's own event plane.
 //!
-//! Discovery tells who publishes; one task follows each publisher for as long as it lives there
+//! Discovery tells who publishes, each at a ZeroMQ socket of its own or by way of NATS
+//! (`plane`); one task follows each publisher for as long as it lives there
 //! (`follow`), and another what it says of its use (`usage`). The plane has no memory: a
 //! publisher that was there before the relay is known whole only if it has said nothing yet,
 //! and what was lost stays lost. A worker that starts anew is another publisher and heals that.
@@ -18,18 +19,23 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{FeedId, FeedState, SourceEvent};
-use crate::discovery::{Publisher, ServedModel, Sighting, Sightings, Transport, WorkerRank};
+use crate::discovery::{Publisher, Scope, ServedModel, Sighting, Sightings, WorkerRank};
 use crate::publish::PoolShape;
 
 mod follow;
+mod nats;
+mod plane;
 mod position;
 #[cfg(test)]
 mod tests;
 mod usage;
 
+pub(crate) use nats::{NatsLogin, NatsSettings};
 pub(crate) use usage::Usage;
 
 use follow::{Closed, Follow};
+use nats::Connection;
+use plane::{Plane, Voice};
 use usage::Listeners;
 
 /// What a source of this kind is told.
@@ -41,6 +47,10 @@ pub(crate) struct EventSettings {
     pub(crate) model: ModelName,
     /// What its blocks look like, if the configuration says so.
     pub(crate) shape: Option<PoolShape>,
+    /// Whose publishers it follows.
+    pub(crate) scope: Scope,
+    /// The NATS that they may publish by.
+    pub(crate) nats: Option<NatsSettings>,
     /// Most publishers at a time.
     pub(crate) max_publishers: usize,
 }
@@ -58,16 +68,30 @@ pub(crate) async fn run(
     events: mpsc::Sender<SourceEvent>,
     usage: watch::Sender<Usage>,
 ) {
+    let mut tasks = JoinSet::new();
+    let hub = settings.nats.clone().map(|nats| {
+        let feed = FeedId {
+            source: settings.source,
+            endpoint: DISCOVERY,
+        };
+        let topics = [KV_EVENTS, KV_METRICS];
+        let refused = (events.clone(), feed);
+        let (hub, connection) = Connection::new(nats, &settings.scope, &topics, refused);
+        tasks.spawn(connection.run());
+        hub
+    });
+    let plane = Plane { nats: hub };
     let source = Source {
         shape: settings.shape,
         discovery: Some(FeedState::Connecting),
         followed: BTreeMap::new(),
-        listeners: Listeners::new(usage),
+        listeners: Listeners::new(usage, plane.clone()),
+        plane,
         gone: BTreeSet::new(),
         replaced: BTreeSet::new(),
         next_feed: DISCOVERY + 1,
         looks: 0,
-        tasks: JoinSet::new(),
+        tasks,
         settings,
         events,
     };
@@ -83,6 +107,8 @@ struct Source {
     discovery: Option<FeedState>,
     followed: BTreeMap<u64, Followed>,
     listeners: Listeners,
+    /// How publishers are heard.
+    plane: Plane,
     /// Publishers that were followed and are so no more; the early ones are forgotten.
     gone: BTreeSet<u64>,
     /// Publishers whose rank speaks by another one now, whatever discovery says.
@@ -97,6 +123,8 @@ struct Source {
 /// A publisher that has a feed.
 struct Followed {
     publisher: Publisher,
+    /// For whom it speaks, as far as that is told.
+    worker: watch::Sender<Option<WorkerRank>>,
     feed: FeedId,
     fit: Fit,
     /// The sighting in which it came up.
@@ -183,7 +211,7 @@ impl Source {
         let mut there = seen
             .models
             .values()
-            .filter(|model| model.place == publisher.place)
+            .filter(|model| model.place.fits(&publisher.place))
             .peekable();
         there.peek().is_none() || there.any(|model| model.card.is_called(name))
     }
@@ -259,9 +287,9 @@ impl Source {
         if told.is_some() && self.shape.is_some() && told != self.shape {
             return Fit::OtherShape;
         }
-        match publisher.transport {
-            Transport::Zmq(_) => Fit::Yes,
-            Transport::Other(_) => Fit::Unheard,
+        match self.plane.hears(&publisher.transport) {
+            true => Fit::Yes,
+            false => Fit::Unheard,
         }
     }
 
@@ -272,8 +300,15 @@ impl Source {
         publisher: &Publisher,
         models: &BTreeMap<u64, &ServedModel>,
     ) -> Result<(), Closed> {
-        if let Some(followed) = self.followed.get_mut(&id) {
-            followed.publisher.worker = publisher.worker;
+        if let Some(followed) = self.followed.get(&id) {
+            if *followed.worker.borrow() == publisher.worker {
+                return Ok(());
+            }
+            // For whom it speaks is told only now.
+            self.replace(publisher.worker).await?;
+            if let Some(followed) = self.followed.get(&id) {
+                followed.worker.send_replace(publisher.worker);
+            }
             return Ok(());
         }
         if self.replaced.contains(&id) {
@@ -287,6 +322,7 @@ impl Source {
         let fit = self.fit(publisher, models);
         let followed = Followed {
             publisher: publisher.clone(),
+            worker: watch::Sender::new(publisher.worker),
             feed: self.feed(self.next_feed),
             fit,
             since: self.looks,
@@ -300,30 +336,31 @@ impl Source {
 
     async fn begin(&mut self, id: u64, followed: &Followed) -> Result<(), Closed> {
         let (publisher, feed) = (&followed.publisher, followed.feed);
-        let state = match (followed.fit, &publisher.transport) {
-            (Fit::Yes, Transport::Zmq(endpoint)) => {
+        let transport = &publisher.transport;
+        let state = match followed.fit {
+            Fit::Yes => {
                 let follow = Follow {
                     feed,
-                    publisher: id,
-                    worker: publisher.worker,
-                    endpoint: endpoint.clone(),
+                    voice: Voice {
+                        publisher: id,
+                        transport: transport.clone(),
+                        topic: KV_EVENTS,
+                    },
+                    plane: self.plane.clone(),
+                    worker: followed.worker.subscribe(),
                     late: self.looks == 1 || self.gone.contains(&id),
                 };
-                info!(
-                    publisher = id,
-                    endpoint,
-                    late = follow.late,
-                    "Publisher found"
-                );
+                let late = follow.late;
+                info!(publisher = id, ?transport, late, "Publisher found");
                 let (stop, events) = (followed.stop.clone(), self.events.clone());
                 self.tasks.spawn(follow.run(stop, events));
                 FeedState::Connecting
             }
-            (Fit::OtherShape, _) => {
+            Fit::OtherShape => {
                 warn!(publisher = id, worker = ?publisher.worker, "Publisher's blocks don't fit the pool: not followed");
                 FeedState::Unfit
             }
-            (_, transport) => {
+            Fit::Unheard => {
                 warn!(
                     publisher = id,
                     ?transport,
@@ -339,7 +376,7 @@ impl Source {
     async fn replace(&mut self, worker: Option<WorkerRank>) -> Result<(), Closed> {
         let Some(worker) = worker else { return Ok(()) };
         let before = self.followed.iter().filter(|(_, followed)| {
-            followed.publisher.worker == Some(worker) && followed.since < self.looks
+            *followed.worker.borrow() == Some(worker) && followed.since < self.looks
         });
         let before: Vec<u64> = before.map(|(id, _)| *id).collect();
         for id in before {
@@ -357,10 +394,8 @@ impl Source {
         let ours = seen.publishers.iter().filter(|(_, publisher)| {
             publisher.topic == KV_METRICS && self.is_ours(publisher, seen)
         });
-        let heard = ours.filter_map(|(id, publisher)| match &publisher.transport {
-            Transport::Zmq(endpoint) => Some((*id, endpoint.clone())),
-            Transport::Other(_) => None,
-        });
+        let heard = ours.filter(|(_, publisher)| self.plane.hears(&publisher.transport));
+        let heard = heard.map(|(id, publisher)| (*id, publisher.transport.clone()));
         let heard = heard.take(self.settings.max_publishers).collect();
         self.listeners
             .update(blocks.collect(), heard, &mut self.tasks);

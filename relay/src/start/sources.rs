@@ -65,11 +65,13 @@ impl Relay {
                 }
                 return None;
             }
-            Feeds::DynamoEvents(_) => {
+            Feeds::DynamoEvents(dynamo) => {
                 let settings = EventSettings {
                     source,
                     model,
                     shape,
+                    scope: dynamo.discovery.scope.clone(),
+                    nats: dynamo.nats.clone(),
                     max_publishers: usize::from(self.prepared.config.file.limits.workers),
                 };
                 let sightings = sightings?.clone();

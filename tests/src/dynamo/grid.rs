@@ -58,7 +58,8 @@ impl Grid {
             let mut site = Site::new(dynamo, options)?;
             // What an engine has published, it can tell again, and so can Dynamo's relay. Its
             // event plane can't: a relay has to be there first to know all of it.
-            if site.source() != KvSource::DynamoEvents {
+            site.start_services().await?;
+            if site.source().is_told_again() {
                 site.start_processes().await?;
             }
             for number in 1..=site.relays() {
@@ -76,7 +77,7 @@ impl Grid {
                 network.seeds.push(quic);
                 grid.relays.push(relay);
             }
-            if site.source() == KvSource::DynamoEvents {
+            if !site.source().is_told_again() {
                 site.start_processes().await?;
             }
             grid.sites.insert(site.name().to_owned(), site);
@@ -227,7 +228,7 @@ impl Grid {
                     let last = last.with_context(|| format!("asking {name}'s engine"))?;
                     last.map(|sequence| (None, sequence))
                 }
-                KvSource::DynamoEvents | KvSource::DynamoRelay => {
+                KvSource::DynamoEvents | KvSource::DynamoNats | KvSource::DynamoRelay => {
                     let last = site.until_published().await?;
                     Some((Some(last.publisher), last.sequence))
                 }

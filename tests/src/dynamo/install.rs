@@ -53,11 +53,38 @@ pub fn python_packages(target: &Path, requirements: &Path) -> Result<Installatio
         remove_if_there(&unfinished)?;
         remove_if_there(&venv)?;
         create_venv(&found, &unfinished)?;
-        install(&unfinished.join("bin").join("python"), requirements)?;
+        install(&unfinished.join("bin").join("python"), requirements, &[])?;
         fs::rename(&unfinished, &venv)
             .with_context(|| format!("{} can't be renamed", unfinished.display()))?;
     }
     Ok(Installation { python })
+}
+
+/// The packages of `requirements` in a directory of their own, for who has it in `PYTHONPATH`.
+pub(super) fn older_packages(
+    target: &Path,
+    installation: &Installation,
+    requirements: &Path,
+) -> Result<PathBuf> {
+    let text = fs::read(requirements)
+        .with_context(|| format!("{} can't be read", requirements.display()))?;
+    let mut hasher = DefaultHasher::new();
+    (text, installation.python()).hash(&mut hasher);
+    let name = format!("dynamo-older-{:016x}", hasher.finish());
+    let directory = target.join(&name);
+
+    let _lock = lock::file(&target.join("kvgrid-dynamo-install.lock"))?;
+    if !directory.exists() {
+        let unfinished = target.join(format!("{name}.unfinished"));
+        remove_if_there(&unfinished)?;
+        let into = ["--target", &unfinished.display().to_string()].map(str::to_owned);
+        install(installation.python(), requirements, &into)?;
+        // Imported for what the tests don't ask for, and much too large to be installed.
+        fs::write(unfinished.join("transformers.py"), "AutoConfig = None\n")?;
+        fs::rename(&unfinished, &directory)
+            .with_context(|| format!("{} can't be renamed", unfinished.display()))?;
+    }
+    Ok(directory)
 }
 
 struct Python {
@@ -112,11 +139,12 @@ fn create_venv(python: &Python, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-fn install(python: &Path, requirements: &Path) -> Result<()> {
+fn install(python: &Path, requirements: &Path, more: &[String]) -> Result<()> {
     let output = Command::new(python)
         .args(["-m", "pip", "install", "--no-input", "--quiet"])
         .args(["--disable-pip-version-check", "--no-deps"])
         .args(["--require-hashes", "--only-binary", ":all:"])
+        .args(more)
         .arg("--requirement")
         .arg(requirements)
         .output()
@@ -165,7 +193,8 @@ mod tests {
 
     #[test]
     fn every_requirement_is_pinned_and_hashed() {
-        let text = fs::read_to_string(super::super::requirements_file()).unwrap();
+        let read = |path: PathBuf| fs::read_to_string(path).unwrap();
+        let text = read(super::super::requirements_file()) + &read(super::super::older_file());
 
         let joined = text.replace("\\\n", " ");
         let requirements: Vec<&str> = joined

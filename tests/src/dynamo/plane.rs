@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
 use zeromq::{Socket as _, SocketRecv as _, SubSocket};
 
+use super::nats;
 use crate::harness::process::POLL;
 
 /// How long a connection may take: one to a dead port hangs.
@@ -33,23 +35,44 @@ pub struct Published {
 
 /// The worker's publisher of events.
 pub(super) struct Plane {
-    discovery: PathBuf,
+    way: Way,
     /// Publishers of workers that were killed; their entries stay for a while.
     dead: BTreeSet<u64>,
     listening: Option<Listening>,
 }
 
+/// How publishers are found and heard.
+#[derive(Clone, Debug)]
+enum Way {
+    /// In files, each at a socket of its own.
+    Files(PathBuf),
+    /// All by the same subject of a NATS server.
+    Nats { server: SocketAddr, subject: String },
+}
+
 struct Listening {
-    publisher: u64,
-    socket: SubSocket,
+    /// Who is heard, once that is known.
+    publisher: Option<u64>,
+    socket: Socket,
     held: BTreeSet<u64>,
 }
 
 impl Plane {
     /// The plane of a site that registers itself here.
-    pub(super) fn of(discovery: &Path) -> Self {
+    pub(super) fn of_files(discovery: &Path) -> Self {
+        Self::by(Way::Files(discovery.to_owned()))
+    }
+
+    /// The plane of the site of this namespace that publishes here.
+    pub(super) fn of_nats(server: SocketAddr, namespace: &str) -> Self {
+        let subject =
+            format!("namespace.{namespace}.component.backend.endpoint.generate.kv-events");
+        Self::by(Way::Nats { server, subject })
+    }
+
+    const fn by(way: Way) -> Self {
         Self {
-            discovery: discovery.to_owned(),
+            way,
             dead: BTreeSet::new(),
             listening: None,
         }
@@ -57,8 +80,13 @@ impl Plane {
 
     /// The worker was killed: whoever publishes next is another one.
     pub(super) fn killed(&mut self) {
-        self.dead.extend(self.publishers());
-        self.listening = None;
+        if let Way::Files(discovery) = &self.way {
+            self.dead
+                .extend(entries(discovery).into_iter().map(|(id, _)| id));
+        }
+        let heard = self.listening.take();
+        self.dead
+            .extend(heard.and_then(|listening| listening.publisher));
     }
 
     /// Reads on until a block of this name was stored; `None` if it isn't within `patience`.
@@ -74,8 +102,16 @@ impl Plane {
                 self.listening.insert(listening)
             }
         };
-        let heard = listening.until_stored(name);
-        timeout(patience, heard).await.ok().transpose()
+        let heard = timeout(patience, listening.until_stored(name, &self.dead)).await;
+        match (heard, &self.way) {
+            (Err(_), _) => Ok(None),
+            // The server was away: whoever asks again has a new connection.
+            (Ok(Err(_)), Way::Nats { .. }) => {
+                self.listening = None;
+                Ok(None)
+            }
+            (Ok(heard), _) => heard.map(Some),
+        }
     }
 
     /// The names of the blocks that are held as of what was heard.
@@ -85,21 +121,19 @@ impl Plane {
     }
 
     async fn listen(&self) -> Result<Listening> {
-        let deadline = Instant::now() + REGISTER;
-        let (publisher, endpoint) = loop {
-            let alive = self.entries().into_iter();
-            let mut alive = alive.filter(|(id, _)| !self.dead.contains(id));
-            if let Some(found) = alive.next() {
-                break found;
+        let (publisher, socket) = match &self.way {
+            Way::Files(discovery) => {
+                let (publisher, endpoint) = self.register(discovery).await?;
+                (Some(publisher), Socket::zmq(&endpoint).await?)
             }
-            ensure!(Instant::now() < deadline, "nobody publishes");
-            sleep(POLL).await;
+            Way::Nats { server, subject } => {
+                let subscription = nats::Subscription::open(*server, subject);
+                let subscription = timeout(CONNECT, subscription)
+                    .await
+                    .context("no connection to NATS")??;
+                (None, Socket::Nats(subscription))
+            }
         };
-        let mut socket = SubSocket::new();
-        timeout(CONNECT, socket.connect(&endpoint))
-            .await
-            .with_context(|| format!("no connection to {endpoint}"))??;
-        socket.subscribe("kv-events").await?;
         Ok(Listening {
             publisher,
             socket,
@@ -107,29 +141,69 @@ impl Plane {
         })
     }
 
-    fn publishers(&self) -> Vec<u64> {
-        self.entries().into_iter().map(|(id, _)| id).collect()
+    /// Waits until somebody alive has registered.
+    async fn register(&self, discovery: &Path) -> Result<(u64, String)> {
+        let deadline = Instant::now() + REGISTER;
+        loop {
+            let alive = entries(discovery).into_iter();
+            let mut alive = alive.filter(|(id, _)| !self.dead.contains(id));
+            if let Some(found) = alive.next() {
+                return Ok(found);
+            }
+            ensure!(Instant::now() < deadline, "nobody publishes");
+            sleep(POLL).await;
+        }
+    }
+}
+
+/// Publishers of events with their addresses, dead or alive.
+fn entries(discovery: &Path) -> Vec<(u64, String)> {
+    let files = fs::read_dir(discovery.join("v1/event_channels"));
+    let entry = |path: PathBuf| -> Option<(u64, String)> {
+        let entry: Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        let endpoint = entry.pointer("/transport/config/endpoint")?.as_str()?;
+        let is_ours = entry.get("topic")?.as_str()? == "kv-events";
+        let id = entry.get("instance_id")?.as_u64()?;
+        is_ours.then(|| (id, endpoint.to_owned()))
+    };
+    let files = files.into_iter().flatten().flatten();
+    files.filter_map(|file| entry(file.path())).collect()
+}
+
+enum Socket {
+    Zmq(SubSocket),
+    Nats(nats::Subscription),
+}
+
+impl Socket {
+    async fn zmq(endpoint: &str) -> Result<Self> {
+        let mut socket = SubSocket::new();
+        timeout(CONNECT, socket.connect(endpoint))
+            .await
+            .with_context(|| format!("no connection to {endpoint}"))??;
+        socket.subscribe("kv-events").await?;
+        Ok(Self::Zmq(socket))
     }
 
-    /// Publishers of events with their addresses, dead or alive.
-    fn entries(&self) -> Vec<(u64, String)> {
-        let files = fs::read_dir(self.discovery.join("v1/event_channels"));
-        let entry = |path: PathBuf| -> Option<(u64, String)> {
-            let entry: Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-            let endpoint = entry.pointer("/transport/config/endpoint")?.as_str()?;
-            let is_ours = entry.get("topic")?.as_str()? == "kv-events";
-            let id = entry.get("instance_id")?.as_u64()?;
-            is_ours.then(|| (id, endpoint.to_owned()))
-        };
-        let files = files.into_iter().flatten().flatten();
-        files.filter_map(|file| entry(file.path())).collect()
+    /// The next envelope.
+    async fn next(&mut self) -> Result<Envelope> {
+        Ok(match self {
+            Self::Zmq(socket) => {
+                let frames = socket.recv().await?.into_vec();
+                let [_topic, _publisher, _sequence, body] = frames.as_slice() else {
+                    bail!("a message of {} frames", frames.len());
+                };
+                rmp_serde::from_slice(body.get(5..).context("a body without a head")?)?
+            }
+            Self::Nats(subscription) => rmp_serde::from_slice(&subscription.next().await?)?,
+        })
     }
 }
 
 impl std::fmt::Debug for Plane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Plane")
-            .field("discovery", &self.discovery)
+            .field("way", &self.way)
             .finish_non_exhaustive()
     }
 }
@@ -186,15 +260,14 @@ struct Block {
 }
 
 impl Listening {
-    async fn until_stored(&mut self, name: u64) -> Result<Published> {
+    async fn until_stored(&mut self, name: u64, dead: &BTreeSet<u64>) -> Result<Published> {
         loop {
-            let frames = self.socket.recv().await?.into_vec();
-            let [_topic, _publisher, _sequence, body] = frames.as_slice() else {
-                bail!("a message of {} frames", frames.len());
-            };
-            let body = body.get(5..).context("a body without a head")?;
-            let envelope: Envelope = rmp_serde::from_slice(body)?;
-            ensure!(envelope.publisher_id == self.publisher, "another publisher");
+            let envelope = self.socket.next().await?;
+            if dead.contains(&envelope.publisher_id) {
+                continue;
+            }
+            let publisher = *self.publisher.get_or_insert(envelope.publisher_id);
+            ensure!(envelope.publisher_id == publisher, "another publisher");
             let events: Vec<RouterEvent> = rmp_serde::from_slice(&envelope.payload.0)?;
             let mut found = false;
             for event in events {
@@ -214,7 +287,7 @@ impl Listening {
             }
             if found {
                 return Ok(Published {
-                    publisher: self.publisher,
+                    publisher,
                     sequence: envelope.sequence,
                 });
             }

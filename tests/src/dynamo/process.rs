@@ -20,12 +20,13 @@ const STOP: Duration = Duration::from_secs(10);
 const SHOWN_LINES: usize = 40;
 const LAUNCHER: &str = include_str!("launch.py");
 
-/// A Python module that can be run, killed and run again.
+/// A Python module, or a program, that can be run, killed and run again.
 #[derive(Debug)]
 pub(super) struct Daemon {
     pub(super) name: &'static str,
     pub(super) python: PathBuf,
-    pub(super) module: &'static str,
+    /// The module's name, or the program's whole path.
+    pub(super) module: String,
     pub(super) arguments: Vec<String>,
     pub(super) environment: Vec<(&'static str, String)>,
     pub(super) log: PathBuf,
@@ -41,7 +42,7 @@ impl Daemon {
         let inherited =
             std::env::vars_os().filter(|(key, _)| !key.to_str().is_some_and(belongs_to_a_site));
         let child = Command::new(&self.python)
-            .args(["-c", LAUNCHER, self.module])
+            .args(["-c", LAUNCHER, &self.module])
             .args(&self.arguments)
             .env_clear()
             .envs(inherited)

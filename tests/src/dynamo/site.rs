@@ -14,17 +14,17 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
+use super::commands::{
+    discovery, environment, frontend_arguments, peer_arguments, worker_arguments,
+};
 use super::filter::Filter;
 use super::plane::{Plane, Published};
 use super::process::Daemon;
+use super::services::Services;
 use super::{Answer, Dynamo, Engine, ports};
 use crate::client::Client;
 use crate::harness::MODEL;
-use crate::harness::config::{Beside, Source};
-
-use told::{discovery, environment, frontend_arguments, peer_arguments, worker_arguments};
-
-mod told;
+use crate::harness::config::{Beside, Meet, Source};
 
 /// How long a start may take on a machine that is busy with other things.
 const START_PATIENCE: Duration = Duration::from_secs(60);
@@ -45,8 +45,31 @@ pub enum KvSource {
     /// Dynamo's event plane; then the engine publishes none itself, and the relay has its card
     /// from Dynamo's discovery.
     DynamoEvents,
-    /// The filters of Dynamo's own relay; the card comes from discovery as well.
+    /// The same as by its event plane, with discovery in etcd and events by NATS.
+    DynamoNats,
+    /// The filters of Dynamo's own relay; the card comes from discovery in files.
     DynamoRelay,
+}
+
+impl KvSource {
+    /// Whether the engine itself publishes.
+    pub const fn is_engine(self) -> bool {
+        matches!(self, Self::EngineZmq)
+    }
+
+    /// Whether a relay that comes late can be told all of it.
+    pub const fn is_told_again(self) -> bool {
+        matches!(self, Self::EngineZmq | Self::DynamoRelay)
+    }
+}
+
+/// Which Dynamo a site runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// 1.6.1.
+    Current,
+    /// 1.5.1.
+    Older,
 }
 
 /// What differs between sites.
@@ -64,6 +87,15 @@ pub struct SiteOptions {
     pub source: KvSource,
     /// How many relays follow it.
     pub relays: usize,
+    /// Which Dynamo it runs.
+    pub release: Release,
+    /// How many workers it has, all of one process.
+    pub workers: usize,
+    /// How many data-parallel ranks each of them has.
+    pub ranks: usize,
+    /// Blocks that each rank has in host memory; relays tell of that tier as well if there are
+    /// any.
+    pub host_blocks: usize,
 }
 
 impl SiteOptions {
@@ -76,6 +108,10 @@ impl SiteOptions {
             speedup: 10,
             source: KvSource::EngineZmq,
             relays: 1,
+            release: Release::Current,
+            workers: 1,
+            ranks: 1,
+            host_blocks: 0,
         }
     }
 }
@@ -89,6 +125,7 @@ pub struct Site {
     frontend: Daemon,
     /// Dynamo's own relay, where ours follows it.
     peer: Option<Daemon>,
+    services: Option<Services>,
     engine: Engine,
     plane: Plane,
     filter: Filter,
@@ -97,13 +134,13 @@ pub struct Site {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Ports {
-    http: u16,
-    system: u16,
-    events: u16,
-    replay: u16,
-    peer: u16,
-    peer_system: u16,
+pub(super) struct Ports {
+    pub(super) http: u16,
+    pub(super) system: u16,
+    pub(super) events: u16,
+    pub(super) replay: u16,
+    pub(super) peer: u16,
+    pub(super) peer_system: u16,
 }
 
 impl Site {
@@ -125,11 +162,18 @@ impl Site {
             peer: ports::free()?,
             peer_system: ports::free()?,
         };
-        let environment = environment(&options, &directory);
-        let daemon = |name, module, arguments| Daemon {
+        let services = match options.source {
+            KvSource::EngineZmq | KvSource::DynamoEvents | KvSource::DynamoRelay => None,
+            KvSource::DynamoNats => Some(Services::new(dynamo, directory.path())?),
+        };
+        let mut environment = environment(&options, &directory, services.as_ref());
+        if options.release == Release::Older {
+            environment.push(("PYTHONPATH", dynamo.older()?.display().to_string()));
+        }
+        let daemon = |name, module: &str, arguments| Daemon {
             name,
             python: dynamo.installation().python().to_owned(),
-            module,
+            module: String::from(module),
             arguments,
             environment: environment.clone(),
             log: directory.path().join(format!("{name}.log")),
@@ -161,7 +205,11 @@ impl Site {
             peer,
             filter: Filter::at(format!("http://127.0.0.1:{}", ports.peer)),
             engine: Engine::new(format!("tcp://127.0.0.1:{}", ports.replay)),
-            plane: Plane::of(&discovery(&directory)),
+            plane: match &services {
+                None => Plane::of_files(&discovery(&directory)),
+                Some(services) => Plane::of_nats(services.nats(), &options.name),
+            },
+            services,
             options,
             ports,
             worker,
@@ -173,12 +221,30 @@ impl Site {
 
     /// Starts all of it and waits until it answers a request.
     pub(super) async fn start_processes(&mut self) -> Result<()> {
+        self.start_services().await?;
         self.start_worker()?;
         self.start_frontend()?;
         if self.peer.is_some() {
             self.start_peer()?;
         }
         self.until_serving().await
+    }
+
+    /// Starts what its processes meet by, unless it runs.
+    pub(super) async fn start_services(&mut self) -> Result<()> {
+        match &mut self.services {
+            None => Ok(()),
+            Some(services) => services.start().await,
+        }
+    }
+
+    /// What its processes meet by.
+    ///
+    /// # Panics
+    ///
+    /// If they meet in files.
+    pub fn services(&mut self) -> &mut Services {
+        self.services.as_mut().expect("the site has etcd and NATS")
     }
 
     /// The site's name.
@@ -198,7 +264,7 @@ impl Site {
             metrics: match self.options.source {
                 KvSource::EngineZmq => format!("http://127.0.0.1:{}/metrics", self.ports.system),
                 // How full the worker is comes by its events.
-                KvSource::DynamoEvents | KvSource::DynamoRelay => {
+                KvSource::DynamoEvents | KvSource::DynamoNats | KvSource::DynamoRelay => {
                     format!("{}/metrics", self.frontend_url())
                 }
             },
@@ -209,9 +275,16 @@ impl Site {
                     block_size: self.options.block_size,
                     capacity_blocks: self.options.blocks,
                 },
-                KvSource::DynamoEvents => Source::DynamoEvents {
-                    discovery: discovery(&self.directory),
+                KvSource::DynamoEvents | KvSource::DynamoNats => Source::DynamoEvents {
+                    meet: match &self.services {
+                        None => Meet::Files(discovery(&self.directory)),
+                        Some(services) => Meet::Services {
+                            etcd: services.etcd(),
+                            nats: services.nats(),
+                        },
+                    },
                     namespace: self.options.name.clone(),
+                    has_host_tier: self.options.host_blocks > 0,
                 },
                 KvSource::DynamoRelay => Source::DynamoRelay {
                     url: format!("http://127.0.0.1:{}", self.ports.peer),
@@ -241,7 +314,7 @@ impl Site {
             let name = self.ask_mark().await?;
             let heard = match self.options.source {
                 KvSource::DynamoRelay => self.filter.hear(name, MARK_PATIENCE).await,
-                KvSource::EngineZmq | KvSource::DynamoEvents => {
+                KvSource::EngineZmq | KvSource::DynamoEvents | KvSource::DynamoNats => {
                     self.plane.hear(name, MARK_PATIENCE).await?
                 }
             };
@@ -384,6 +457,13 @@ impl Drop for Site {
                     daemon.name,
                     self.options.name,
                     daemon.last_output(),
+                );
+            }
+            let services = self.services.iter().flat_map(Services::last_outputs);
+            for (name, output) in services {
+                eprintln!(
+                    "--- last output of {name} of site {}\n{output}",
+                    self.options.name
                 );
             }
         }

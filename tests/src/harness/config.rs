@@ -70,8 +70,9 @@ pub(crate) enum Source {
     },
     /// All that a Dynamo site says in its discovery.
     DynamoEvents {
-        discovery: PathBuf,
+        meet: Meet,
         namespace: String,
+        has_host_tier: bool,
     },
     /// The filters of Dynamo's own relay, and a Dynamo site's discovery for the card.
     DynamoRelay {
@@ -79,6 +80,14 @@ pub(crate) enum Source {
         discovery: PathBuf,
         namespace: String,
     },
+}
+
+/// By what a Dynamo site's processes find and hear each other.
+pub(crate) enum Meet {
+    /// Files in this directory, and a socket for each publisher.
+    Files(PathBuf),
+    /// etcd and NATS at these addresses.
+    Services { etcd: SocketAddr, nats: SocketAddr },
 }
 
 impl Beside {
@@ -176,13 +185,28 @@ fn source(source: &Source) -> String {
              endpoints = [{{ events = {events:?}, replay = {replay:?} }}]\n",
         ),
         Source::DynamoEvents {
-            discovery,
+            meet,
             namespace,
+            has_host_tier,
         } => format!(
             "[card]\nmodel = {model}\nfrom = \"dynamo\"\n\
              [[source]]\nkind = \"dynamo-events\"\nnamespace = {namespace:?}\n\
-             discovery = {{ kind = \"file\", root = {root} }}\n",
-            root = quoted(discovery),
+             tiers = {tiers:?}\n{meet}",
+            tiers = match has_host_tier {
+                true => &["device", "host_pinned"][..],
+                false => &["device"],
+            },
+            meet = match meet {
+                Meet::Files(root) => format!(
+                    "discovery = {{ kind = \"file\", root = {} }}\n",
+                    quoted(root)
+                ),
+                Meet::Services { etcd, nats } => format!(
+                    "discovery = {{ kind = \"etcd\", endpoints = [\"http://{etcd}\"], \
+                     stale_after = \"2s\" }}\n\
+                     nats = {{ servers = [\"nats://{nats}\"] }}\n"
+                ),
+            }
         ),
         Source::DynamoRelay {
             url,

@@ -35,6 +35,15 @@ async fn dynamo_frontend_death_moves_requests_and_keeps_blocks_by_dynamos_relay(
     .await;
 }
 
+#[tokio::test]
+async fn dynamo_frontend_death_moves_requests_and_keeps_blocks_by_nats_and_etcd() {
+    frontend_death_moves_requests_and_keeps_blocks(
+        "dynamo_frontend_death_moves_requests_and_keeps_blocks_by_nats_and_etcd",
+        KvSource::DynamoNats,
+    )
+    .await;
+}
+
 async fn frontend_death_moves_requests_and_keeps_blocks(test: &str, source: KvSource) {
     let Some(dynamo) = Dynamo::for_test(test) else {
         return;
@@ -98,6 +107,15 @@ async fn dynamo_worker_death_takes_its_blocks_along_by_dynamos_relay() {
     worker_death_takes_its_blocks_along(
         "dynamo_worker_death_takes_its_blocks_along_by_dynamos_relay",
         KvSource::DynamoRelay,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn dynamo_worker_death_takes_its_blocks_along_by_nats_and_etcd() {
+    worker_death_takes_its_blocks_along(
+        "dynamo_worker_death_takes_its_blocks_along_by_nats_and_etcd",
+        KvSource::DynamoNats,
     )
     .await;
 }

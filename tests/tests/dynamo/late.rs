@@ -10,11 +10,27 @@ use crate::two_sites;
 
 #[tokio::test]
 async fn dynamo_relay_that_comes_late_says_so_until_the_worker_starts_anew() {
-    let test = "dynamo_relay_that_comes_late_says_so_until_the_worker_starts_anew";
+    comes_late_and_says_so(
+        "dynamo_relay_that_comes_late_says_so_until_the_worker_starts_anew",
+        KvSource::DynamoEvents,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn dynamo_relay_that_comes_late_says_so_until_the_worker_starts_anew_by_nats_and_etcd() {
+    comes_late_and_says_so(
+        "dynamo_relay_that_comes_late_says_so_until_the_worker_starts_anew_by_nats_and_etcd",
+        KvSource::DynamoNats,
+    )
+    .await;
+}
+
+async fn comes_late_and_says_so(test: &str, source: KvSource) {
     let Some(dynamo) = Dynamo::for_test(test) else {
         return;
     };
-    let mut grid = two_sites(&dynamo, KvSource::DynamoEvents).await;
+    let mut grid = two_sites(&dynamo, source).await;
     let mut conversation = Conversation::new(7, 4000).unwrap();
     let home = grid.turn(&mut conversation).await.unwrap().site;
     grid.until_applied().await.unwrap();

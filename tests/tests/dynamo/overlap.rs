@@ -37,6 +37,15 @@ async fn dynamo_overlap_is_what_the_site_had_cached_by_dynamos_relay() {
     .await;
 }
 
+#[tokio::test]
+async fn dynamo_overlap_is_what_the_site_had_cached_by_nats_and_etcd() {
+    overlap_is_what_the_site_had_cached(
+        "dynamo_overlap_is_what_the_site_had_cached_by_nats_and_etcd",
+        KvSource::DynamoNats,
+    )
+    .await;
+}
+
 async fn overlap_is_what_the_site_had_cached(test: &str, source: KvSource) {
     let Some(dynamo) = Dynamo::for_test(test) else {
         return;
@@ -106,6 +115,15 @@ async fn dynamo_conversation_stays_where_it_is_warm_by_dynamos_relay() {
     conversation_stays_where_it_is_warm(
         "dynamo_conversation_stays_where_it_is_warm_by_dynamos_relay",
         KvSource::DynamoRelay,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn dynamo_conversation_stays_where_it_is_warm_by_nats_and_etcd() {
+    conversation_stays_where_it_is_warm(
+        "dynamo_conversation_stays_where_it_is_warm_by_nats_and_etcd",
+        KvSource::DynamoNats,
     )
     .await;
 }

@@ -32,6 +32,15 @@ async fn dynamo_site_is_known_by_its_other_relay_when_one_dies_by_dynamos_relay(
     .await;
 }
 
+#[tokio::test]
+async fn dynamo_site_is_known_by_its_other_relay_when_one_dies_by_nats_and_etcd() {
+    known_by_its_other_relay_when_one_dies(
+        "dynamo_site_is_known_by_its_other_relay_when_one_dies_by_nats_and_etcd",
+        KvSource::DynamoNats,
+    )
+    .await;
+}
+
 async fn known_by_its_other_relay_when_one_dies(test: &str, source: KvSource) {
     let Some(dynamo) = Dynamo::for_test(test) else {
         return;

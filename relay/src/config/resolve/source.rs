@@ -7,13 +7,15 @@ use std::time::Duration;
 use http::Uri;
 use kvgrid_core::ModelName;
 use kvgrid_core::block::HashFormat;
+use kvgrid_core::event::Tier;
 use kvgrid_core::event::engine::DecoderConfig;
 use kvgrid_core::residency::Copies;
 use kvgrid_runtime::config::ConfigError;
 
+use super::dynamo::{self, DynamoSettings};
 use super::{at_most, http_uri, model_name, not_shorter, wrong};
-use crate::config::{CardTable, ConfigFile, EndpointTable, SourceKind, SourceTable};
-use crate::discovery::{DiscoverySettings, Scope};
+use crate::config::{CardTable, ConfigFile, EndpointTable, SourceKind, SourceTable, TierName};
+use crate::discovery::DiscoverySettings;
 use crate::publish::PoolShape;
 use crate::sources::engine_zmq::FeedConfig;
 
@@ -44,6 +46,8 @@ pub(crate) struct SourceSettings {
     pub(crate) model: ModelName,
     /// What its blocks look like; absent where only the workers say it.
     pub(crate) shape: Option<PoolShape>,
+    /// Which tiers it tells of, a pool each.
+    pub(crate) tiers: Vec<Tier>,
     /// Where it comes by its events.
     pub(crate) feeds: Feeds,
 }
@@ -54,7 +58,7 @@ pub(crate) enum Feeds {
     /// Publishers of raw engine events.
     EngineZmq(Vec<FeedConfig>),
     /// The publishers that a Dynamo site's discovery shows.
-    DynamoEvents(DiscoverySettings),
+    DynamoEvents(Box<DynamoSettings>),
     /// Dynamo's own relay.
     DynamoRelay(PeerSettings),
 }
@@ -90,7 +94,7 @@ impl Feeds {
     pub(crate) const fn discovery(&self) -> Option<&DiscoverySettings> {
         match self {
             Self::EngineZmq(_) => None,
-            Self::DynamoEvents(discovery) => Some(discovery),
+            Self::DynamoEvents(dynamo) => Some(&dynamo.discovery),
             Self::DynamoRelay(peer) => peer.discovery.as_ref(),
         }
     }
@@ -150,18 +154,33 @@ fn resolve(
     let model = model_name("source.model", model)?;
     let card = card.filter(|card| card.model == model.as_str());
     let shape = shape(source, card)?;
+    if source.tiers.is_empty() {
+        source.tiers.push(TierName::Device);
+    }
+    if source.kind == SourceKind::DynamoRelay && source.tiers != [TierName::Device] {
+        return Err(wrong(
+            "source.tiers",
+            "Dynamo's relay tells of the device alone",
+        ));
+    }
+    let tiers: BTreeSet<Tier> = source.tiers.iter().map(|name| (*name).into()).collect();
+    if tiers.len() < source.tiers.len() {
+        return Err(wrong("source.tiers", "names one twice"));
+    }
+    let tiers = tiers.into_iter().collect();
     let feeds = match source.kind {
         SourceKind::EngineZmq => {
             let shape = shape.ok_or_else(|| missing("source.block_size"))?;
             Feeds::EngineZmq(feeds(source, shape, entries)?)
         }
-        SourceKind::DynamoEvents => Feeds::DynamoEvents(discovery(source)?),
+        SourceKind::DynamoEvents => Feeds::DynamoEvents(Box::new(dynamo::resolve(source)?)),
         SourceKind::DynamoRelay => Feeds::DynamoRelay(peer(source)?),
     };
     Ok(SourceSettings {
         name,
         model,
         shape,
+        tiers,
         feeds,
     })
 }
@@ -187,6 +206,7 @@ fn refuse_others_keys(source: &SourceTable) -> Result<(), ConfigError> {
             &[EngineZmq],
         ),
         ("source.discovery", source.discovery.is_some(), dynamo),
+        ("source.nats", source.nats.is_some(), &[DynamoEvents]),
         ("source.namespace", source.namespace.is_some(), dynamo),
         ("source.component", source.component.is_some(), dynamo),
         ("source.endpoint", source.endpoint.is_some(), dynamo),
@@ -272,25 +292,6 @@ fn feeds(
     source.endpoints.iter().map(feed).collect()
 }
 
-fn discovery(source: &SourceTable) -> Result<DiscoverySettings, ConfigError> {
-    let discovery = source.discovery.as_ref();
-    let discovery = discovery.ok_or_else(|| wrong("source.discovery", "is missing"))?;
-    not_shorter("source.discovery.interval", discovery.interval)?;
-    not_shorter("source.discovery.dead_after", discovery.dead_after)?;
-    let namespace = source.namespace.clone().filter(|name| !name.is_empty());
-    let namespace = namespace.ok_or_else(|| wrong("source.namespace", "is missing or empty"))?;
-    Ok(DiscoverySettings {
-        root: discovery.root.clone(),
-        interval: discovery.interval,
-        dead_after: discovery.dead_after,
-        scope: Scope {
-            namespace,
-            component: source.component.clone(),
-            endpoint: source.endpoint.clone(),
-        },
-    })
-}
-
 fn peer(source: &mut SourceTable) -> Result<PeerSettings, ConfigError> {
     let key = "source.url";
     let url = source.url.as_deref();
@@ -313,8 +314,8 @@ fn peer(source: &mut SourceTable) -> Result<PeerSettings, ConfigError> {
         endpoint: some(&source.endpoint),
         discovery: source
             .discovery
-            .as_ref()
-            .map(|_| discovery(source))
+            .is_some()
+            .then(|| dynamo::discovery(source))
             .transpose()?,
     })
 }

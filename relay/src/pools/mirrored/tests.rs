@@ -2,6 +2,7 @@ use std::num::NonZeroU32;
 
 use kvgrid_core::ModelName;
 use kvgrid_core::block::{ChainHash, HashFormat};
+use kvgrid_core::event::Tier;
 use kvgrid_core::filter::MixKey;
 use kvgrid_core::replication::PublisherConfig;
 use kvgrid_runtime::Clock;
@@ -42,6 +43,7 @@ impl Site {
         let owner = Owner {
             source: "dynamo-relay".into(),
             model: ModelName::new("tiny").unwrap(),
+            tier: Tier::Device,
             hub: hub.clone(),
         };
         Self {

@@ -6,16 +6,16 @@
 
 use std::time::Duration;
 
-use kvgrid_core::event::dynamo::{Envelope, KV_EVENTS, KvBatch, RankEvent, kv_events};
+use kvgrid_core::event::dynamo::{KV_EVENTS, KvBatch, RankEvent, kv_events};
 use kvgrid_core::event::{KvEvent, Refusal, Refusals, WorkerKey};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use super::plane::{Ear, Message, Plane, Sound, Voice};
 use super::position::{Position, Step};
 use crate::discovery::WorkerRank;
-use crate::sources::zmq::{Heard, Numbered, Subscription};
 use crate::sources::{FeedId, FeedState, SourceEvent};
 
 /// When a subscription is surely in place; what was published before it may have been missed.
@@ -34,15 +34,13 @@ impl<T> From<mpsc::error::SendError<T>> for Closed {
 }
 
 /// Whom to follow.
-#[derive(Clone, Debug)]
 pub(super) struct Follow {
     pub(super) feed: FeedId,
-    /// Its own id, which all its messages bear.
-    pub(super) publisher: u64,
-    /// For whom it speaks, where discovery says so.
-    pub(super) worker: Option<WorkerRank>,
-    /// Its socket, `tcp://host:port`.
-    pub(super) endpoint: String,
+    pub(super) voice: Voice,
+    /// How to hear it.
+    pub(super) plane: Plane,
+    /// For whom it speaks, where discovery says so; often a moment after that it speaks.
+    pub(super) worker: watch::Receiver<Option<WorkerRank>>,
     /// Whether it may have published before the relay could hear it.
     pub(super) late: bool,
 }
@@ -50,7 +48,7 @@ pub(super) struct Follow {
 impl Follow {
     /// Follows until `stop`, and then tells that it is gone with all it had.
     pub(super) async fn run(self, stop: CancellationToken, events: mpsc::Sender<SourceEvent>) {
-        let (feed, publisher) = (self.feed, self.publisher);
+        let (feed, publisher) = (self.feed, self.voice.publisher);
         let state = FeedState::Connecting;
         let mut follower = Follower {
             known: match self.late {
@@ -89,10 +87,9 @@ impl Follower {
     /// Ends only when nobody listens any more.
     async fn run(&mut self) -> Closed {
         loop {
-            let endpoint = &self.follow.endpoint;
-            let subscription = Subscription::open(endpoint, KV_EVENTS).await;
-            debug!(endpoint, "Publisher connected");
-            if self.hear(subscription).await.is_err() {
+            let ear = self.follow.plane.listen(&self.follow.voice).await;
+            debug!(voice = ?self.follow.voice, "Publisher connected");
+            if self.hear(ear).await.is_err() {
                 return Closed;
             }
             // Discovery says whether it is dead; until then nobody knows what is missed.
@@ -103,19 +100,19 @@ impl Follower {
     }
 
     /// Follows a connection to its end.
-    async fn hear(&mut self, mut subscription: Subscription) -> Result<(), Closed> {
+    async fn hear(&mut self, mut ear: Ear) -> Result<(), Closed> {
         let settled = Instant::now() + SETTLED;
         let mut unsettled = true;
         loop {
             // Both arms may be dropped while they wait.
             tokio::select! {
-                heard = subscription.hear() => match heard {
-                    Heard::Message(message) => {
+                heard = ear.hear() => match heard {
+                    Sound::Message(message) => {
                         self.take(&message).await?;
                         unsettled = false;
                     }
-                    Heard::Noise => debug!(publisher = self.follow.publisher, "Message not understood"),
-                    Heard::Disconnected => return Ok(()),
+                    Sound::Noise => debug!(publisher = self.follow.voice.publisher, "Message not understood"),
+                    Sound::Disconnected => return Ok(()),
                 },
                 () = sleep_until(settled), if unsettled => {
                     unsettled = false;
@@ -125,17 +122,11 @@ impl Follower {
         }
     }
 
-    async fn take(&mut self, message: &Numbered) -> Result<(), Closed> {
+    async fn take(&mut self, message: &Message) -> Result<(), Closed> {
         let mut refused = Refusals::default();
-        let envelope = match Envelope::from_frame(&message.payload) {
-            Ok(envelope) => Some(envelope).filter(|e| e.sequence == message.sequence),
-            Err(error) => {
-                debug!(publisher = self.follow.publisher, %error, "Message not understood");
-                None
-            }
-        };
+        let envelope = message.envelope();
         if let Some(envelope) = envelope
-            && (envelope.publisher != self.follow.publisher || envelope.topic != KV_EVENTS)
+            && (envelope.publisher != self.follow.voice.publisher || envelope.topic != KV_EVENTS)
         {
             // Somebody else has got the port of a publisher that is dead.
             refused.count(Refusal::Worker);
@@ -171,7 +162,7 @@ impl Follower {
             self.known = FeedState::Whole;
         }
         if new {
-            debug!(publisher = self.follow.publisher, sequence, known = ?self.known, "First message heard");
+            debug!(publisher = self.follow.voice.publisher, sequence, known = ?self.known, "First message heard");
         }
         self.set_state(self.known).await?;
         // One worker key a run of events: nearly always one run.
@@ -193,15 +184,20 @@ impl Follower {
         }
     }
 
+    fn worker(&self) -> Option<WorkerRank> {
+        *self.follow.worker.borrow()
+    }
+
     fn rank(&self) -> u32 {
-        self.follow.worker.map_or(0, |worker| worker.rank)
+        self.worker().map_or(0, |worker| worker.rank)
     }
 
     /// Sets aside the events of ranks that the publisher doesn't speak for.
     fn refuse_others(&mut self, batch: &mut KvBatch) {
         let first = batch.events.first().map(|event| event.worker);
-        let worker = self.follow.worker.map(|worker| worker.worker).or(first);
-        let rank = self.follow.worker.map(|worker| worker.rank);
+        let told = self.worker();
+        let worker = told.map(|worker| worker.worker).or(first);
+        let rank = told.map(|worker| worker.rank);
         let KvBatch {
             events, refused, ..
         } = batch;
@@ -218,12 +214,12 @@ impl Follower {
     /// Whether the rank, the only one there is, holds nothing but what this batch stores.
     fn clears_all(&self, batch: &KvBatch) -> bool {
         let cleared = |event: &RankEvent| event.event == Some(KvEvent::Cleared);
-        self.follow.worker.is_some() && !batch.unsound && batch.events.iter().any(cleared)
+        self.worker().is_some() && !batch.unsound && batch.events.iter().any(cleared)
     }
 
     /// Something may have been removed unheard: what the publisher had can't be believed.
     async fn lose(&mut self, reason: &'static str) -> Result<(), Closed> {
-        let (feed, publisher) = (self.follow.feed, self.follow.publisher);
+        let (feed, publisher) = (self.follow.feed, self.follow.voice.publisher);
         warn!(publisher, reason, "Lost track of publisher: blocks dropped");
         self.known = FeedState::Partial;
         self.events.send(SourceEvent::Gap { feed }).await?;
@@ -237,7 +233,7 @@ impl Follower {
         (events, refused): (Vec<KvEvent>, Refusals),
         rank: u32,
     ) -> Result<(), Closed> {
-        let publisher = self.follow.publisher;
+        let publisher = self.follow.voice.publisher;
         let batch = SourceEvent::Batch {
             feed: self.follow.feed,
             worker: WorkerKey { publisher, rank },

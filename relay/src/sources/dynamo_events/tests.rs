@@ -122,6 +122,8 @@ impl Listener {
             source: 0,
             model: ModelName::new("tiny-chat").unwrap(),
             shape: None,
+            scope: store.settings().scope,
+            nats: None,
             max_publishers: 8,
         };
         let mut tasks = JoinSet::new();

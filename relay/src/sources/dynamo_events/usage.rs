@@ -6,14 +6,14 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use kvgrid_core::event::dynamo::{Envelope, KV_METRICS, kv_use};
+use kvgrid_core::event::dynamo::{KV_METRICS, kv_use};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use crate::discovery::WorkerRank;
-use crate::sources::zmq::{Heard, Subscription};
+use super::plane::{Plane, Sound, Voice};
+use crate::discovery::{Transport, WorkerRank};
 
 /// Most ranks that one publisher may tell of; more are left out.
 const RANKS: usize = 4096;
@@ -75,15 +75,17 @@ impl Usage {
 /// The tasks that listen, one a publisher.
 pub(super) struct Listeners {
     usage: watch::Sender<Usage>,
+    plane: Plane,
     /// What stops each.
     stops: BTreeMap<u64, CancellationToken>,
 }
 
 impl Listeners {
     /// Nobody yet; `usage` is told what they hear.
-    pub(super) const fn new(usage: watch::Sender<Usage>) -> Self {
+    pub(super) const fn new(usage: watch::Sender<Usage>, plane: Plane) -> Self {
         Self {
             usage,
+            plane,
             stops: BTreeMap::new(),
         }
     }
@@ -93,7 +95,7 @@ impl Listeners {
     pub(super) fn update(
         &mut self,
         rank_blocks: BTreeMap<u64, u64>,
-        alive: BTreeMap<u64, String>,
+        alive: BTreeMap<u64, Transport>,
         tasks: &mut JoinSet<()>,
     ) {
         self.usage
@@ -105,12 +107,17 @@ impl Listeners {
             }
             stays
         });
-        for (id, endpoint) in alive {
+        for (id, transport) in alive {
             if let Entry::Vacant(place) = self.stops.entry(id) {
                 let stop = place.insert(CancellationToken::new()).clone();
-                let usage = self.usage.clone();
+                let (usage, plane) = (self.usage.clone(), self.plane.clone());
+                let voice = Voice {
+                    publisher: id,
+                    transport,
+                    topic: KV_METRICS,
+                };
                 tasks.spawn(async move {
-                    let listening = listen(id, endpoint, usage.clone());
+                    let listening = listen(voice, plane, usage.clone());
                     stop.run_until_cancelled(listening).await;
                     usage.send_if_modified(|usage| usage.forget(id));
                 });
@@ -120,14 +127,15 @@ impl Listeners {
 }
 
 /// Listens to one publisher, for ever.
-async fn listen(publisher: u64, endpoint: String, usage: watch::Sender<Usage>) {
+async fn listen(voice: Voice, plane: Plane, usage: watch::Sender<Usage>) {
+    let publisher = voice.publisher;
     loop {
-        let mut subscription = Subscription::open(&endpoint, KV_METRICS).await;
+        let mut ear = plane.listen(&voice).await;
         loop {
-            match subscription.hear().await {
-                Heard::Message(message) => {
-                    let read = Envelope::from_frame(&message.payload)
-                        .ok()
+            match ear.hear().await {
+                Sound::Message(message) => {
+                    let read = message
+                        .envelope()
                         .filter(|e| e.publisher == publisher && e.topic == KV_METRICS)
                         .and_then(|envelope| kv_use(envelope.payload).ok());
                     let Some(read) = read else {
@@ -142,8 +150,8 @@ async fn listen(publisher: u64, endpoint: String, usage: watch::Sender<Usage>) {
                         usage.send_if_modified(|usage| usage.set_used(publisher, of, blocks));
                     }
                 }
-                Heard::Noise => {}
-                Heard::Disconnected => break,
+                Sound::Noise => {}
+                Sound::Disconnected => break,
             }
         }
     }

@@ -1,13 +1,13 @@
-//! What a site's processes are told: their arguments and their environment.
+//! How a site's processes are started.
 
 use std::path::PathBuf;
 
 use tempfile::TempDir;
 
-use super::{KvSource, Ports, SiteOptions};
+use super::services::Services;
+use super::site::{KvSource, Ports, Release, SiteOptions};
 use crate::harness::{MODEL, model_dir};
 
-/// Of the worker.
 pub(super) fn worker_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
     let model_path = model_dir().display().to_string();
     let raw_events = match options.source {
@@ -15,8 +15,15 @@ pub(super) fn worker_arguments(options: &SiteOptions, ports: Ports) -> Vec<Strin
             ("--zmq-kv-events-ports", ports.events.to_string()),
             ("--zmq-replay-ports", ports.replay.to_string()),
         ],
-        KvSource::DynamoEvents | KvSource::DynamoRelay => Vec::new(),
+        KvSource::DynamoEvents | KvSource::DynamoNats | KvSource::DynamoRelay => Vec::new(),
     };
+    // This one would have another package ask the model for it.
+    let bytes = match options.release {
+        Release::Current => None,
+        Release::Older => Some(("--kv-bytes-per-token", "1".to_owned())),
+    };
+    let host =
+        (options.host_blocks > 0).then(|| ("--num-host-blocks", options.host_blocks.to_string()));
     [
         ("--model-path", model_path),
         ("--model-name", MODEL.to_owned()),
@@ -27,14 +34,17 @@ pub(super) fn worker_arguments(options: &SiteOptions, ports: Ports) -> Vec<Strin
         ("--block-size", options.block_size.to_string()),
         ("--num-gpu-blocks-override", options.blocks.to_string()),
         ("--speedup-ratio", options.speedup.to_string()),
+        ("--num-workers", options.workers.to_string()),
+        ("--data-parallel-size", options.ranks.to_string()),
     ]
     .into_iter()
     .chain(raw_events)
+    .chain(bytes)
+    .chain(host)
     .flat_map(|(flag, value)| [flag.to_owned(), value])
     .collect()
 }
 
-/// Of the frontend.
 pub(super) fn frontend_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
     [
         ("--http-host", "127.0.0.1".to_owned()),
@@ -66,16 +76,21 @@ pub(super) fn discovery(directory: &TempDir) -> PathBuf {
 pub(super) fn environment(
     options: &SiteOptions,
     directory: &TempDir,
+    services: Option<&Services>,
 ) -> Vec<(&'static str, String)> {
     let home = directory.path().display().to_string();
-    let discovery = discovery(directory).display().to_string();
-    [
+    let meet = match services {
+        None => vec![
+            ("DYN_DISCOVERY_BACKEND", "file".to_owned()),
+            ("DYN_FILE_KV", discovery(directory).display().to_string()),
+            ("DYN_EVENT_PLANE", "zmq".to_owned()),
+        ],
+        Some(services) => services.environment(),
+    };
+    let usual = [
         ("HOME", home.as_str()),
-        ("DYN_FILE_KV", discovery.as_str()),
         ("DYN_NAMESPACE", options.name.as_str()),
-        ("DYN_DISCOVERY_BACKEND", "file"),
         ("DYN_REQUEST_PLANE", "tcp"),
-        ("DYN_EVENT_PLANE", "zmq"),
         ("DYN_TCP_RPC_HOST", "127.0.0.1"),
         ("DYN_EVENT_PLANE_HOST", "127.0.0.1"),
         ("DYN_SYSTEM_HOST", "127.0.0.1"),
@@ -85,7 +100,7 @@ pub(super) fn environment(
         ("HF_HUB_OFFLINE", "1"),
         ("PYTHONUNBUFFERED", "1"),
         ("PYTHONDONTWRITEBYTECODE", "1"),
-    ]
-    .map(|(key, value)| (key, value.to_owned()))
-    .into()
+    ];
+    let usual = usual.map(|(key, value)| (key, value.to_owned()));
+    usual.into_iter().chain(meet).collect()
 }
