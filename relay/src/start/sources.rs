@@ -7,7 +7,7 @@ use kvgrid_runtime::luck;
 use tokio::sync::{mpsc, watch};
 
 use super::{Relay, Usages};
-use crate::config::{Feeds, SourceSettings};
+use crate::config::{Feeds, PeerSettings, SourceSettings};
 use crate::discovery::Sightings;
 use crate::pools::{PoolReport, Pools};
 use crate::sources::dynamo_events::{self, EventSettings, Usage};
@@ -83,7 +83,7 @@ impl Relay {
                     source,
                     model,
                     shape,
-                    peer: peer.clone(),
+                    peer: PeerSettings::clone(peer),
                 };
                 let luck = luck().wrapping_add(source as u64);
                 let following =

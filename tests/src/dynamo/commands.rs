@@ -45,10 +45,10 @@ pub(super) fn worker_arguments(options: &SiteOptions, ports: Ports) -> Vec<Strin
     .collect()
 }
 
-pub(super) fn frontend_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
+pub(super) fn frontend_arguments(options: &SiteOptions, port: u16) -> Vec<String> {
     [
         ("--http-host", "127.0.0.1".to_owned()),
-        ("--http-port", ports.http.to_string()),
+        ("--http-port", port.to_string()),
         ("--router-mode", "kv".to_owned()),
         ("--namespace", options.name.clone()),
     ]

@@ -66,13 +66,14 @@ impl Grid {
                 let name = format!("{}-{number}", site.name());
                 let (id, relay_id) = (SiteId::new(site.name())?, RelayId::new(&name)?);
                 issue(&dir, &Identity::relay(realm.clone(), id, relay_id))?;
-                let text = config::relay(&dir, &name, &site.beside(), config::ANY, &network);
+                let text =
+                    config::relay(&dir, &name, &site.beside(number - 1), config::ANY, &network);
                 config::write(&dir, &name, &text)?;
                 let mut relay = Process::new(program, "relay", &dir, &name);
                 relay.start()?;
                 let quic = relay.ready().await?["quic"];
                 // Where it stays if it is started again.
-                let text = config::relay(&dir, &name, &site.beside(), quic, &network);
+                let text = config::relay(&dir, &name, &site.beside(number - 1), quic, &network);
                 config::write(&dir, &name, &text)?;
                 network.seeds.push(quic);
                 grid.relays.push(relay);
@@ -103,7 +104,8 @@ impl Grid {
         self.admin_url = format!("http://{}", addresses["admin"]);
         let names: Vec<&String> = self.sites.keys().collect();
         self.until("all sites are known", PATIENCE, |known| {
-            names.iter().all(|name| known.complete(name))
+            let mut relays = self.relays.iter().map(Process::name);
+            names.iter().all(|name| known.complete(name)) && relays.all(|name| known.serves(name))
         })
         .await?;
         Ok(())

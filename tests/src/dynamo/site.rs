@@ -85,7 +85,7 @@ pub struct SiteOptions {
     pub speedup: u32,
     /// By which events a relay follows it.
     pub source: KvSource,
-    /// How many relays follow it.
+    /// How many frontends it has, each with a relay beside it: one or two.
     pub relays: usize,
     /// Which Dynamo it runs.
     pub release: Release,
@@ -122,7 +122,7 @@ pub struct Site {
     options: SiteOptions,
     ports: Ports,
     worker: Daemon,
-    frontend: Daemon,
+    frontends: Vec<Daemon>,
     /// Dynamo's own relay, where ours follows it.
     peer: Option<Daemon>,
     services: Option<Services>,
@@ -135,7 +135,7 @@ pub struct Site {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ports {
-    pub(super) http: u16,
+    pub(super) http: [u16; 2],
     pub(super) system: u16,
     pub(super) events: u16,
     pub(super) replay: u16,
@@ -155,7 +155,7 @@ impl Site {
     pub(super) fn new(dynamo: &Dynamo, options: SiteOptions) -> Result<Self> {
         let directory = tempfile::tempdir().context("no temporary directory")?;
         let ports = Ports {
-            http: ports::free()?,
+            http: [ports::free()?, ports::free()?],
             system: ports::free()?,
             events: ports::free()?,
             replay: ports::free()?,
@@ -183,11 +183,12 @@ impl Site {
         worker
             .environment
             .push(("DYN_SYSTEM_PORT", ports.system.to_string()));
-        let frontend = daemon(
-            "frontend",
-            "dynamo.frontend",
-            frontend_arguments(&options, ports),
-        );
+        let frontends = ["frontend", "second frontend"].into_iter().zip(ports.http);
+        let frontends = frontends.take(options.relays).map(|(name, port)| {
+            let arguments = frontend_arguments(&options, port);
+            daemon(name, "dynamo.frontend", arguments)
+        });
+        let frontends = frontends.collect();
         let peer = (options.source == KvSource::DynamoRelay).then(|| {
             let mut peer = daemon(
                 "relay",
@@ -213,7 +214,7 @@ impl Site {
             options,
             ports,
             worker,
-            frontend,
+            frontends,
             client: Client::default(),
             directory,
         })
@@ -252,22 +253,23 @@ impl Site {
         &self.options.name
     }
 
-    /// The frontend's address for clients and relays.
+    /// The first frontend's address for clients and relays.
     pub fn frontend_url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.ports.http)
+        frontend_url(self.ports.http[0])
     }
 
-    /// What a relay needs to know of it.
-    pub(crate) fn beside(&self) -> Beside {
+    /// What the relay beside a frontend needs to know of it; the first frontend is 0.
+    pub(crate) fn beside(&self, frontend: usize) -> Beside {
+        let frontend = frontend_url(self.ports.http[frontend]);
         Beside {
-            frontend: self.frontend_url(),
             metrics: match self.options.source {
                 KvSource::EngineZmq => format!("http://127.0.0.1:{}/metrics", self.ports.system),
                 // How full the worker is comes by its events.
                 KvSource::DynamoEvents | KvSource::DynamoNats | KvSource::DynamoRelay => {
-                    format!("{}/metrics", self.frontend_url())
+                    format!("{frontend}/metrics")
                 }
             },
+            frontend,
             source: match self.options.source {
                 KvSource::EngineZmq => Source::EngineZmq {
                     events: format!("tcp://127.0.0.1:{}", self.ports.events),
@@ -295,7 +297,7 @@ impl Site {
         }
     }
 
-    /// How many relays follow it.
+    /// How many relays follow it, each beside a frontend of its own.
     pub fn relays(&self) -> usize {
         self.options.relays
     }
@@ -355,9 +357,9 @@ impl Site {
         &mut self.engine
     }
 
-    /// Kills the frontend with SIGKILL.
+    /// Kills all frontends with SIGKILL.
     pub fn kill_frontend(&mut self) {
-        self.frontend.kill();
+        self.frontends.iter_mut().for_each(Daemon::kill);
     }
 
     /// Kills the worker with SIGKILL; what it had cached is gone.
@@ -384,9 +386,9 @@ impl Site {
         self.peer.as_mut().context("the site has none")?.start()
     }
 
-    /// Starts the frontend on its old port; it serves some time after.
+    /// Starts the frontends on their old ports; they serve some time after.
     pub fn start_frontend(&mut self) -> Result<()> {
-        self.frontend.start()
+        self.frontends.iter_mut().try_for_each(Daemon::start)
     }
 
     /// Starts a worker on the old ports, with an empty cache; it serves some time after.
@@ -429,8 +431,8 @@ impl Site {
     }
 
     fn check_processes(&mut self) -> Result<()> {
-        let daemons = [&mut self.worker, &mut self.frontend];
-        for daemon in daemons.into_iter().chain(&mut self.peer) {
+        let frontends = self.frontends.iter_mut();
+        for daemon in frontends.chain([&mut self.worker]).chain(&mut self.peer) {
             if daemon.ended_by_itself() {
                 bail!(
                     "the {} of site {} ended by itself:\n{}",
@@ -444,6 +446,10 @@ impl Site {
     }
 }
 
+fn frontend_url(port: u16) -> String {
+    format!("http://127.0.0.1:{port}")
+}
+
 impl Drop for Site {
     #[allow(
         clippy::print_stderr,
@@ -451,7 +457,8 @@ impl Drop for Site {
     )]
     fn drop(&mut self) {
         if std::thread::panicking() {
-            for daemon in [&self.worker, &self.frontend].into_iter().chain(&self.peer) {
+            let daemons = self.frontends.iter().chain([&self.worker]);
+            for daemon in daemons.chain(&self.peer) {
                 eprintln!(
                     "--- last output of the {} of site {}\n{}",
                     daemon.name,

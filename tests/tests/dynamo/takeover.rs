@@ -1,4 +1,4 @@
-//! What the death of a relay does to a real site that has two.
+//! What the death of a relay does to a real site that has two, each beside a frontend.
 
 use kvgrid_tests::dynamo::{Dynamo, Grid, KvSource};
 use kvgrid_tests::harness::Conversation;

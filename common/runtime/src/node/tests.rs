@@ -299,36 +299,42 @@ async fn a_node_that_stops_says_so() {
 }
 
 /// A port that processes follow each other at: packets go to the newest, and come from it.
-async fn port(mut newest: watch::Receiver<SocketAddr>) -> SocketAddr {
+async fn port(newest: watch::Receiver<SocketAddr>, tasks: &Tasks) -> SocketAddr {
     let outside = UdpSocket::bind(local()).await.unwrap();
     let inside = UdpSocket::bind(local()).await.unwrap();
     let address = outside.local_addr().unwrap();
-    tokio::spawn(async move {
-        let mut client = None;
-        let (mut out, mut back) = ([0; 2048], [0; 2048]);
-        loop {
-            tokio::select! {
-                Ok((length, from)) = outside.recv_from(&mut out) => {
-                    client = Some(from);
-                    let to = *newest.borrow_and_update();
-                    inside.send_to(&out[..length], to).await.unwrap();
-                }
-                Ok((length, from)) = inside.recv_from(&mut back) => {
-                    if let Some(client) = client.filter(|_| from == *newest.borrow()) {
-                        outside.send_to(&back[..length], client).await.unwrap();
-                    }
+    let stop = tasks.token().clone();
+    tasks.spawn("port", async move {
+        let passing = pass_on(outside, inside, newest);
+        stop.run_until_cancelled(passing).await;
+    });
+    address
+}
+
+async fn pass_on(outside: UdpSocket, inside: UdpSocket, newest: watch::Receiver<SocketAddr>) {
+    let mut client = None;
+    let (mut out, mut back) = ([0; 2048], [0; 2048]);
+    loop {
+        tokio::select! {
+            Ok((length, from)) = outside.recv_from(&mut out) => {
+                client = Some(from);
+                let to = *newest.borrow();
+                inside.send_to(&out[..length], to).await.unwrap();
+            }
+            Ok((length, from)) = inside.recv_from(&mut back) => {
+                if let Some(client) = client.filter(|_| from == *newest.borrow()) {
+                    outside.send_to(&back[..length], client).await.unwrap();
                 }
             }
         }
-    });
-    address
+    }
 }
 
 #[tokio::test]
 async fn a_node_that_is_back_ends_what_its_last_life_had_open() {
     let pair = Pair::start();
     let (newest, at) = watch::channel(pair.relay.local_addr());
-    let port = port(at).await;
+    let port = port(at, &pair.tasks).await;
     let of = relay_id("fra-1");
     let connected = pair.edge.connect(port, Protocol::View, &of).await.unwrap();
     let again = NodeConfig::new(local(), pair.relay.0.credentials.clone())

@@ -60,7 +60,7 @@ pub(crate) enum Feeds {
     /// The publishers that a Dynamo site's discovery shows.
     DynamoEvents(Box<DynamoSettings>),
     /// Dynamo's own relay.
-    DynamoRelay(PeerSettings),
+    DynamoRelay(Box<PeerSettings>),
 }
 
 /// Dynamo's own relay, and which of its pools are meant.
@@ -174,7 +174,7 @@ fn resolve(
             Feeds::EngineZmq(feeds(source, shape, entries)?)
         }
         SourceKind::DynamoEvents => Feeds::DynamoEvents(Box::new(dynamo::resolve(source)?)),
-        SourceKind::DynamoRelay => Feeds::DynamoRelay(peer(source)?),
+        SourceKind::DynamoRelay => Feeds::DynamoRelay(Box::new(peer(source)?)),
     };
     Ok(SourceSettings {
         name,
