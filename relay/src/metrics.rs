@@ -351,17 +351,8 @@ impl PoolReport {
         ];
         // Most sources have no other pool than the device's.
         if self.tier != Tier::Device {
-            labels.push(("tier", tier_name(self.tier).to_owned()));
+            labels.push(("tier", self.tier.name().to_owned()));
         }
         labels
-    }
-}
-
-const fn tier_name(tier: Tier) -> &'static str {
-    match tier {
-        Tier::Device => "device",
-        Tier::HostPinned => "host_pinned",
-        Tier::Disk => "disk",
-        Tier::External => "external",
     }
 }

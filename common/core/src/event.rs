@@ -36,6 +36,18 @@ pub enum Tier {
     External,
 }
 
+impl Tier {
+    /// What it is called in metrics, answers and configurations.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::HostPinned => "host_pinned",
+            Self::Disk => "disk",
+            Self::External => "external",
+        }
+    }
+}
+
 /// An engine's own name of a block, meaningful only within one worker; never a key elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EngineHash(pub u64);

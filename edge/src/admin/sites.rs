@@ -68,7 +68,6 @@ use std::collections::BTreeMap;
 
 use kvgrid_core::block::HashFormat;
 use kvgrid_core::ckf::Naming;
-use kvgrid_core::event::Tier;
 use kvgrid_core::load::{EngineSum, GatewaySum, ModelLoad, SiteLoad};
 use kvgrid_core::replication::{Completeness, ReplicaState};
 use kvgrid_core::view::{CardInfo, ModelView, PoolView, RelayView, SiteView};
@@ -313,7 +312,7 @@ impl<'a> Pool<'a> {
             block_size: pool.block_size.get(),
             format: format_name(pool.format),
             naming: naming_name(pool.naming),
-            tier: tier_name(pool.tier),
+            tier: pool.tier.name(),
             closed: pool.closed,
             state: state_name(replica.state),
             stale_ms,
@@ -426,15 +425,6 @@ const fn naming_name(naming: Naming) -> &'static str {
         Naming::Chain => "chain",
         Naming::Ckf(_) => "ckf-v1",
         Naming::Unknown => "unknown",
-    }
-}
-
-const fn tier_name(tier: Tier) -> &'static str {
-    match tier {
-        Tier::Device => "device",
-        Tier::HostPinned => "host_pinned",
-        Tier::Disk => "disk",
-        Tier::External => "external",
     }
 }
 

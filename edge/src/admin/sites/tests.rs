@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use kvgrid_core::block::HashSeed;
+use kvgrid_core::event::Tier;
 use kvgrid_core::id::{ModelName, PoolId, Region, RelayId, SiteId};
 use kvgrid_core::label::Labels;
 use kvgrid_core::load::{ForeignLoad, GatewayLoad, RelayEcho};
@@ -16,8 +17,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::config::RetryTable;
 use crate::metrics::Metrics;
-use crate::route::RouteInput;
-use crate::route::RouterConfig;
+use crate::route::{RouteInput, RouterConfig};
 
 fn model() -> ModelName {
     ModelName::new("tiny-chat").unwrap()
