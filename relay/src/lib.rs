@@ -21,6 +21,7 @@ mod pools;
 mod prepared;
 mod proxy;
 mod publish;
+mod retry;
 mod secret;
 mod services;
 mod sources;

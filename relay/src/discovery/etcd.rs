@@ -8,16 +8,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kvgrid_core::backoff::{Backoff, BackoffConfig};
-use kvgrid_runtime::{Clock, luck};
-use rand::SeedableRng as _;
-use rand::rngs::SmallRng;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::{debug, info};
 
 use super::board::Change;
-use crate::secret::Secret;
+use crate::retry::Retry;
+use crate::secret::{Secret, TlsFiles};
 
 mod client;
 mod messages;
@@ -44,24 +41,16 @@ pub(crate) struct EtcdSettings {
     pub(crate) stale_after: Duration,
 }
 
-pub(crate) use crate::secret::TlsFiles;
-
 /// Tells what there is and how it changes, for ever.
 pub(super) async fn follow(settings: EtcdSettings, changes: mpsc::Sender<Change>) {
-    let clock = Clock::start();
-    let mut luck = SmallRng::seed_from_u64(luck());
-    let mut backoff = Backoff::new(BackoffConfig {
-        most: Duration::from_secs(5),
-        healthy_after: Duration::from_secs(5),
-        ..BackoffConfig::default()
-    });
+    let mut retry = Retry::of_service();
     for endpoint in settings.endpoints.iter().cycle() {
         let follow = Follow {
             settings: &settings,
             endpoint,
             changes: &changes,
         };
-        let told = follow.run(|| backoff.handle_up(clock.now())).await;
+        let told = follow.run(|| retry.note_up()).await;
         let Err(error) = told else {
             return;
         };
@@ -70,8 +59,7 @@ pub(super) async fn follow(settings: EtcdSettings, changes: mpsc::Sender<Change>
         if changes.send(lost).await.is_err() {
             return;
         }
-        backoff.handle_down(clock.now());
-        sleep(backoff.next_delay(&mut luck)).await;
+        sleep(retry.next_delay()).await;
     }
 }
 

@@ -25,7 +25,6 @@ use crate::publish::PoolShape;
 mod catalog;
 mod follow;
 mod peer;
-mod retry;
 #[cfg(test)]
 mod tests;
 mod usage;

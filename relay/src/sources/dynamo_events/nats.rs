@@ -12,12 +12,8 @@ use async_nats::{Client, ConnectOptions, Event, Subscriber};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::SelectAll;
-use kvgrid_core::backoff::{Backoff, BackoffConfig};
 use kvgrid_core::event::dynamo::Envelope;
 use kvgrid_core::event::{Refusal, Refusals};
-use kvgrid_runtime::{Clock, luck};
-use rand::SeedableRng as _;
-use rand::rngs::SmallRng;
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
@@ -25,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::discovery::Scope;
+use crate::retry::Retry;
 use crate::secret::{Secret, SecretError, TlsFiles};
 use crate::sources::{FeedId, SourceEvent};
 
@@ -187,18 +184,12 @@ impl Connection {
 
     /// Connects again and again, for ever.
     pub(super) async fn run(mut self) {
-        let clock = Clock::start();
-        let mut luck = SmallRng::seed_from_u64(luck());
-        let mut backoff = Backoff::new(BackoffConfig {
-            most: Duration::from_secs(5),
-            healthy_after: Duration::from_secs(5),
-            ..BackoffConfig::default()
-        });
+        let mut retry = Retry::of_service();
         let mut was_up = true;
         loop {
             let error = match self.connect().await {
                 Ok(link) => {
-                    backoff.handle_up(clock.now());
+                    retry.note_up();
                     info!("NATS connected");
                     was_up = true;
                     self.up.send_replace(true);
@@ -206,7 +197,6 @@ impl Connection {
                     self.up.send_replace(false);
                     self.mailboxes.clear();
                     self.pending = Pending::default();
-                    backoff.handle_down(clock.now());
                     error
                 }
                 Err(error) => error,
@@ -215,7 +205,7 @@ impl Connection {
                 true => warn!(%error, "NATS is not there"),
                 false => debug!(%error, "NATS is not there"),
             }
-            sleep(backoff.next_delay(&mut luck)).await;
+            sleep(retry.next_delay()).await;
         }
     }
 

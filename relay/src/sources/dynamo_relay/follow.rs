@@ -15,8 +15,8 @@ use tracing::{info, warn};
 use super::Closed;
 use super::catalog::Listed;
 use super::peer::{End, Peer, check, next};
-use super::retry::Retry;
 use super::v1::{FilterUpdate, FilterUpdateKind};
+use crate::retry::Retry;
 use crate::sources::{FeedId, FeedState, FilterChange, SourceEvent, TableInfo};
 
 /// A publisher says every ten seconds that it is alive; three of them missing are an end.

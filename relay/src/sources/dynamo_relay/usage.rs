@@ -11,10 +11,10 @@ use tokio::sync::{mpsc, watch};
 use tracing::debug;
 
 use super::peer::{End, Peer, check, next};
-use super::retry::Retry;
 use super::v1::{KvPoolLoadUpdate, ServingReadinessState, ServingReadinessUpdate};
 use super::watching::pool_key;
 use super::{Closed, RelaySettings};
+use crate::retry::Retry;
 use crate::sources::dynamo_events::Usage;
 use crate::sources::{FeedId, SourceEvent};
 

@@ -19,9 +19,9 @@ use tracing::{info, warn};
 use super::catalog::{self, Entry, Listed};
 use super::follow::Follow;
 use super::peer::{End, Peer, check, ended};
-use super::retry::Retry;
 use super::v1::{KvPoolCatalogUpdate, KvPoolId, RelayIdentity};
 use super::{Closed, RelaySettings};
+use crate::retry::Retry;
 use crate::sources::{FeedId, FeedState, SourceEvent};
 
 /// The feed that stands for the list itself.
