@@ -6,7 +6,7 @@
 //! ([`Predicted`]) without waiting: the notes' blocks stand in a filter of their own.
 //!
 //! A note names blocks from one place of a chain to its end, so that what is noted is found
-//! by galloping, as in [`crate::filter::prefix_search`]. Blocks are noted as often as they
+//! as in any pool, by [`crate::filter::prefix_search`]. Blocks are noted as often as they
 //! are sent, and are expected until the last of these notes has ended.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use hashbrown::hash_table::Entry;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::block::ChainHash;
-use crate::filter::{Geometry, MixKey, Reader, Writer};
+use crate::filter::{Geometry, MixKey, Reader, Target, Writer, depths};
 use crate::id::{ModelId, SiteId};
 use crate::time::Instant;
 
@@ -39,9 +39,9 @@ impl Default for PredictionConfig {
     }
 }
 
-/// A model at a site.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(u64);
+/// A model at a site, and how its blocks are placed among those of others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place(MixKey);
 
 /// Names a note.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -104,17 +104,14 @@ impl Predictions {
     /// Notes that these blocks were sent to a place, and are expected there until a time.
     ///
     /// Of more blocks than all notes may have, the first ones are noted.
-    pub fn note(&mut self, place: Place, blocks: &[ChainHash], until: Instant) -> NoteId {
+    pub fn note(&mut self, place: &Place, blocks: &[ChainHash], until: Instant) -> NoteId {
         let id = NoteId(self.next);
         self.next += 1;
         let blocks = &blocks[..blocks.len().min(self.config.max_blocks)];
         while self.noted + blocks.len() > self.config.max_blocks {
             self.end_first();
         }
-        let blocks: Box<[u64]> = blocks
-            .iter()
-            .map(|block| mixed(&self.key, place, *block))
-            .collect();
+        let blocks: Box<[u64]> = blocks.iter().map(|block| place.0.mix(*block)).collect();
         for block in &blocks {
             self.add(*block);
         }
@@ -212,44 +209,22 @@ impl Predicted {
     /// The place of a model at a site.
     pub fn place(&self, site: &SiteId, model: ModelId) -> Place {
         let site = xxh3_64(site.as_str().as_bytes());
-        let site = self.key.mix(ChainHash(site));
-        Place(self.key.mix(ChainHash(site ^ model.0)))
+        Place(self.key.derived(site ^ model.0))
     }
 
     /// How deep a chain is held at a place that holds its first `depth` blocks, if what was
     /// sent there is counted in: `depth` or more.
     ///
-    /// Wrong upwards as seldom as any search: a length counts if its last two blocks do.
-    pub fn extend(&self, place: Place, chain: &[ChainHash], depth: u32) -> u32 {
-        let start = (depth as usize).min(chain.len());
-        let mut low = start;
-        let mut step = 1;
-        let mut high = chain.len();
-        while low < high {
-            let length = if step > 0 {
-                (low + step).min(high)
-            } else {
-                low + (high - low).div_ceil(2)
-            };
-            let before = length < start + 2 || self.holds(place, chain[length - 2]);
-            if before && self.holds(place, chain[length - 1]) {
-                low = length;
-                step *= 2;
-            } else {
-                high = length - 1;
-                step = 0;
-            }
-        }
-        u32::try_from(low).unwrap_or(u32::MAX)
+    /// Wrong upwards as seldom as any search in a filter.
+    pub fn extend(&self, place: &Place, chain: &[ChainHash], depth: u32) -> u32 {
+        let beyond = chain.get(depth as usize..).unwrap_or_default();
+        let target = Target {
+            reader: &self.reader,
+            key: &place.0,
+            closed: true,
+        };
+        let more = depths(&[target], beyond).first().copied();
+        let length = u32::try_from(chain.len()).unwrap_or(u32::MAX);
+        depth.min(length) + more.unwrap_or(0)
     }
-
-    fn holds(&self, place: Place, block: ChainHash) -> bool {
-        let mixed = mixed(&self.key, place, block);
-        let class = self.reader.geometry().class_of_mixed(mixed);
-        self.reader.contains(class)
-    }
-}
-
-fn mixed(key: &MixKey, place: Place, block: ChainHash) -> u64 {
-    key.mix(ChainHash(block.0 ^ place.0))
 }

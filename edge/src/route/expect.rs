@@ -68,7 +68,7 @@ impl Expectations {
             return None;
         }
         let place = self.predicted.place(&site.site, model);
-        let note = self.lock().note(place, blocks, now + WAITING);
+        let note = self.lock().note(&place, blocks, now + WAITING);
         Some(Expected {
             note,
             is_told: site.has_pool(model),

@@ -42,6 +42,13 @@ impl MixKey {
         self.id
     }
 
+    /// A key of the same name that mixes otherwise: for hashes that share a table with others
+    /// and must not be taken for them.
+    pub(crate) fn derived(&self, purpose: u64) -> Self {
+        let mix = [purpose, !purpose].map(|word| self.mix(ChainHash(word)));
+        Self { mix, id: self.id }
+    }
+
     /// Mixes a chain hash.
     #[inline]
     pub fn mix(&self, chain: ChainHash) -> u64 {

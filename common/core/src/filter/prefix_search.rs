@@ -135,7 +135,7 @@ impl<'a, W: Words> Search<'a, W> {
 
     /// Looks at the next length without a branch that waits for memory.
     #[inline]
-    fn look(&mut self, chain: &[ChainHash], mixed: &mut Mixed) {
+    fn look(&mut self, chain: &[ChainHash], mixed: &mut Mixed<'a>) {
         self.length = if self.galloping {
             self.low.saturating_mul(2).clamp(1, self.high)
         } else {
@@ -165,20 +165,20 @@ impl<'a, W: Words> Search<'a, W> {
 
 /// The last blocks mixed, since most targets of a round look at the same ones.
 #[derive(Default)]
-struct Mixed {
-    key: Option<u64>,
+struct Mixed<'a> {
+    key: Option<&'a MixKey>,
     length: u32,
     mixed: [u64; 2],
 }
 
-impl Mixed {
+impl<'a> Mixed<'a> {
     /// Mixes the last block of so many, and the one before it or itself if it is the first.
     #[inline]
-    fn of(&mut self, key: &MixKey, chain: &[ChainHash], length: u32) -> [u64; 2] {
-        if self.key != Some(key.id()) || self.length != length {
+    fn of(&mut self, key: &'a MixKey, chain: &[ChainHash], length: u32) -> [u64; 2] {
+        if self.key != Some(key) || self.length != length {
             let last = length as usize - 1;
             self.mixed = [last, last.saturating_sub(1)].map(|at| key.mix(chain[at]));
-            (self.key, self.length) = (Some(key.id()), length);
+            (self.key, self.length) = (Some(key), length);
         }
         self.mixed
     }

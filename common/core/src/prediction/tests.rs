@@ -23,7 +23,7 @@ fn place(of: &Predictions, site: &str, model: u64) -> Place {
 
 /// How deep a chain is expected at fra, of which nothing else is known.
 fn depth(of: &Predictions, chain: &[ChainHash]) -> u32 {
-    of.predicted().extend(place(of, "fra", 1), chain, 0)
+    of.predicted().extend(&place(of, "fra", 1), chain, 0)
 }
 
 #[test]
@@ -32,14 +32,14 @@ fn what_was_sent_is_expected_there_and_nowhere_else() {
     let sent = chain(1, 100);
     let fra = place(&all, "fra", 1);
 
-    all.note(fra, &sent, at(10));
+    all.note(&fra, &sent, at(10));
 
     assert_eq!(depth(&all, &sent), 100);
     assert_eq!(depth(&all, &sent[..64]), 64);
     assert_eq!(depth(&all, &chain(2, 100)), 0);
     for (site, model) in [("iad", 1), ("fra", 2)] {
         let other = place(&all, site, model);
-        assert_eq!(all.predicted().extend(other, &sent, 0), 0);
+        assert_eq!(all.predicted().extend(&other, &sent, 0), 0);
     }
 }
 
@@ -48,8 +48,8 @@ fn what_is_held_is_extended_by_what_was_sent_beyond_it() {
     let mut all = predictions(1_000);
     let sent = chain(1, 100);
     let fra = place(&all, "fra", 1);
-    all.note(fra, &sent[40..], at(10));
-    let extend = |depth| all.predicted().extend(fra, &sent, depth);
+    all.note(&fra, &sent[40..], at(10));
+    let extend = |depth| all.predicted().extend(&fra, &sent, depth);
 
     assert_eq!(extend(40), 100);
     assert_eq!(extend(70), 100);
@@ -64,8 +64,8 @@ fn a_note_counts_until_its_time_unless_it_is_given_another() {
     let mut all = predictions(1_000);
     let (one, two) = (chain(1, 10), chain(2, 10));
     let fra = place(&all, "fra", 1);
-    all.note(fra, &one, at(10));
-    let longer = all.note(fra, &two, at(10));
+    all.note(&fra, &one, at(10));
+    let longer = all.note(&fra, &two, at(10));
     all.extend(longer, at(20));
 
     assert_eq!(all.poll_timeout(), Some(at(10)));
@@ -83,8 +83,8 @@ fn what_two_requests_have_sent_is_expected_until_both_are_over() {
     let mut all = predictions(1_000);
     let sent = chain(1, 20);
     let fra = place(&all, "fra", 1);
-    let one = all.note(fra, &sent, at(10));
-    let two = all.note(fra, &sent[..10], at(10));
+    let one = all.note(&fra, &sent, at(10));
+    let two = all.note(&fra, &sent[..10], at(10));
 
     all.end(one);
     assert_eq!(depth(&all, &sent), 10);
@@ -98,15 +98,15 @@ fn past_the_bound_the_notes_that_would_end_first_go() {
     let mut all = predictions(100);
     let (one, two, three) = (chain(1, 60), chain(2, 40), chain(3, 50));
     let fra = place(&all, "fra", 1);
-    all.note(fra, &one, at(20));
-    all.note(fra, &two, at(10));
+    all.note(&fra, &one, at(20));
+    all.note(&fra, &two, at(10));
 
-    all.note(fra, &three, at(30));
+    all.note(&fra, &three, at(30));
 
     assert_eq!(depth(&all, &one), 0);
     assert_eq!(depth(&all, &two), 0);
     assert_eq!(depth(&all, &three), 50);
-    all.note(fra, &chain(4, 1_000), at(40));
+    all.note(&fra, &chain(4, 1_000), at(40));
     assert_eq!(all.blocks(), 100);
     assert_eq!(depth(&all, &chain(4, 1_000)), 100);
 }
@@ -132,7 +132,7 @@ proptest! {
                 }
                 _ => {
                     let until = now + lasts;
-                    let id = all.note(fra, &chain(seed, length), at(until));
+                    let id = all.note(&fra, &chain(seed, length), at(until));
                     open.push((id, seed, length, until));
                 }
             }

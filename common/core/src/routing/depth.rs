@@ -65,7 +65,7 @@ pub(super) fn overlaps(
             let Some(sent) = Sent::of(site, model, chains) else {
                 continue;
             };
-            let depth = predicted.extend(place, sent.chain, overlap.tokens / sent.block_size);
+            let depth = predicted.extend(&place, sent.chain, overlap.tokens / sent.block_size);
             let tokens = overlap_tokens(depth, sent.prompt_tokens, sent.block_size);
             if tokens > overlap.tokens {
                 overlap.predicted = tokens;

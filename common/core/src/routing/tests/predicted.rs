@@ -16,7 +16,7 @@ fn sent(case: &mut Case, site: &str) -> Predictions {
     let tokens = known.score().unwrap().overlap.tokens;
     let blocks = sent_beyond(site, model, &case.chains, tokens);
     let place = all.predicted().place(&site.site, model);
-    all.note(place, blocks, NOW + Duration::from_secs(1));
+    all.note(&place, blocks, NOW + Duration::from_secs(1));
     case.predicted = Some(all.predicted());
     all
 }
