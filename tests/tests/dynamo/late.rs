@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvgrid_tests::dynamo::{Dynamo, KvSource};
+use kvgrid_tests::dynamo::{Dynamo, Grid, KvSource};
 use kvgrid_tests::harness::{Conversation, Known};
 use tokio::time::Instant;
 
@@ -26,14 +26,20 @@ async fn dynamo_relay_that_comes_late_says_so_until_the_worker_starts_anew_by_na
     .await;
 }
 
+/// Two sites, a conversation that one of them has cached, and which one.
+async fn warm(dynamo: &Dynamo, source: KvSource) -> (Grid, Conversation, String) {
+    let mut grid = two_sites(dynamo, source).await;
+    let mut conversation = Conversation::new(7, 4000).unwrap();
+    let home = grid.turn(&mut conversation).await.unwrap().site;
+    grid.until_applied().await.unwrap();
+    (grid, conversation, home)
+}
+
 async fn comes_late_and_says_so(test: &str, source: KvSource) {
     let Some(dynamo) = Dynamo::for_test(test) else {
         return;
     };
-    let mut grid = two_sites(&dynamo, source).await;
-    let mut conversation = Conversation::new(7, 4000).unwrap();
-    let home = grid.turn(&mut conversation).await.unwrap().site;
-    grid.until_applied().await.unwrap();
+    let (mut grid, mut conversation, home) = warm(&dynamo, source).await;
     let before = grid.known().await.unwrap();
 
     grid.restart_relay(&home).await.unwrap();
@@ -81,10 +87,7 @@ async fn dynamo_relay_that_starts_anew_knows_all_at_once_by_dynamos_relay() {
     let Some(dynamo) = Dynamo::for_test(test) else {
         return;
     };
-    let mut grid = two_sites(&dynamo, KvSource::DynamoRelay).await;
-    let mut conversation = Conversation::new(7, 4000).unwrap();
-    let home = grid.turn(&mut conversation).await.unwrap().site;
-    grid.until_applied().await.unwrap();
+    let (mut grid, mut conversation, home) = warm(&dynamo, KvSource::DynamoRelay).await;
     let before = grid.known().await.unwrap();
 
     grid.restart_relay(&home).await.unwrap();
@@ -106,10 +109,7 @@ async fn dynamo_relays_own_death_leaves_its_blocks_and_its_next_life_brings_the_
     let Some(dynamo) = Dynamo::for_test(test) else {
         return;
     };
-    let mut grid = two_sites(&dynamo, KvSource::DynamoRelay).await;
-    let mut conversation = Conversation::new(7, 4000).unwrap();
-    let home = grid.turn(&mut conversation).await.unwrap().site;
-    grid.until_applied().await.unwrap();
+    let (mut grid, _, home) = warm(&dynamo, KvSource::DynamoRelay).await;
     let before = grid.known().await.unwrap().blocks(&home);
 
     grid.site(&home).kill_peer();
