@@ -299,7 +299,7 @@ impl Grid {
         };
         for (name, _) in self.edges.iter().filter(|(_, edge)| edge.is_started()) {
             let what = format!("message {last} of {site} is applied");
-            self.until(name, &what, |known| known.applied(site, last))
+            self.until(name, &what, |known| known.applied(site, &[last]))
                 .await?;
         }
         Ok(())

@@ -3,6 +3,7 @@
 use http::{HeaderMap, StatusCode};
 use serde_json::Value;
 
+use super::Place;
 use crate::client;
 
 /// A site's answer to a request.
@@ -27,6 +28,16 @@ impl Answer {
         self.body
             .pointer("/usage/prompt_tokens_details/cached_tokens")?
             .as_u64()
+    }
+
+    /// Who has served it, when the request asked for that.
+    pub fn place(&self) -> Option<Place> {
+        let worker = self.body.pointer("/nvext/worker_id")?;
+        let rank = worker.get("decode_dp_rank")?.as_u64()?;
+        Some(Place {
+            worker: worker.get("decode_worker_id")?.as_u64()?,
+            rank: u32::try_from(rank).ok()?,
+        })
     }
 
     /// The prompt's token ids, when the request asked for them.

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
+use super::options::{KvSource, Release, SiteOptions};
 use super::services::Services;
-use super::site::{KvSource, Ports, Release, SiteOptions};
+use super::site::{Ports, WorkerPorts};
 use crate::harness::{MODEL, model_dir};
 
-pub(super) fn worker_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
+pub(super) fn worker_arguments(options: &SiteOptions, ports: WorkerPorts) -> Vec<String> {
     let model_path = model_dir().display().to_string();
     let raw_events = match options.source {
         KvSource::EngineZmq => vec![
@@ -34,7 +35,6 @@ pub(super) fn worker_arguments(options: &SiteOptions, ports: Ports) -> Vec<Strin
         ("--block-size", options.block_size.to_string()),
         ("--num-gpu-blocks-override", options.blocks.to_string()),
         ("--speedup-ratio", options.speedup.to_string()),
-        ("--num-workers", options.workers.to_string()),
         ("--data-parallel-size", options.ranks.to_string()),
     ]
     .into_iter()
@@ -58,7 +58,7 @@ pub(super) fn frontend_arguments(options: &SiteOptions, port: u16) -> Vec<String
 }
 
 /// Of Dynamo's own relay.
-pub(super) fn peer_arguments(options: &SiteOptions, ports: Ports) -> Vec<String> {
+pub(super) fn peer_arguments(options: &SiteOptions, ports: &Ports) -> Vec<String> {
     let bind = format!("127.0.0.1:{}", ports.peer);
     let watch = "--watch-all".to_owned();
     let dc = ["--dc-id".to_owned(), options.name.clone()];

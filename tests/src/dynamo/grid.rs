@@ -222,30 +222,26 @@ impl Grid {
 
     /// Waits until the edge has applied all that the sites say they have published.
     pub async fn until_applied(&mut self) -> Result<()> {
-        let mut published = Vec::new();
         for (name, site) in &mut self.sites {
-            let last = match site.source() {
+            match site.source() {
                 KvSource::EngineZmq => {
-                    let last = site.engine().last_sequence().await;
-                    let last = last.with_context(|| format!("asking {name}'s engine"))?;
-                    last.map(|sequence| (None, sequence))
+                    let last = site.last_sequences().await;
+                    let last = last.with_context(|| format!("asking {name}'s engines"))?;
+                    let is = |known: &Known| known.applied(name, &last);
+                    let what = format!("{last:?} of {name} is applied");
+                    Known::until(&self.client, &self.admin_url, &what, PATIENCE, is).await?;
                 }
                 KvSource::DynamoEvents | KvSource::DynamoNats | KvSource::DynamoRelay => {
-                    let last = site.until_published().await?;
-                    Some((Some(last.publisher), last.sequence))
+                    let all = site.until_published().await?;
+                    let is = |known: &Known| {
+                        let mut all = all.iter();
+                        all.all(|it| known.applied_of(name, it.publisher, it.sequence))
+                    };
+                    let what = format!("{all:?} of {name} is applied");
+                    Known::until(&self.client, &self.admin_url, &what, PATIENCE, is).await?;
                 }
-            };
-            published.extend(last.map(|(publisher, last)| (name.clone(), publisher, last)));
+            }
         }
-        let is = |known: &Known| {
-            let mut all = published.iter();
-            all.all(|(name, publisher, sequence)| match publisher {
-                None => known.applied(name, *sequence),
-                Some(publisher) => known.applied_of(name, *publisher, *sequence),
-            })
-        };
-        self.until(&format!("{published:?} is applied"), PATIENCE, is)
-            .await?;
         Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! What a worker says on Dynamo's own event plane, heard by a socket of the tests' own.
 //!
-//! This is the tests' witness where engines have no replay port: it finds the publisher and
-//! reads its messages by code that shares nothing with the relay's. The plane has no memory,
-//! so that all is heard up to some event only once that event is heard.
+//! This is the tests' witness where engines have no replay port: it finds the publishers and
+//! reads their messages by code that shares nothing with the relay's. The plane has no memory,
+//! so that all of a publisher is heard up to some event only once that event is heard.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,18 +11,22 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use serde::Deserialize;
 use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use zeromq::{Socket as _, SocketRecv as _, SubSocket};
 
+use super::heard::{Envelope, Heard};
 use super::nats;
 use crate::harness::process::POLL;
 
 /// How long a connection may take: one to a dead port hangs.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long a worker may take to register.
+/// How long workers may take to register.
 const REGISTER: Duration = Duration::from_secs(30);
+/// Messages that may wait to be looked at.
+const WAITING: usize = 4096;
 
 /// A place in a publisher's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,12 +37,14 @@ pub struct Published {
     pub sequence: u64,
 }
 
-/// The worker's publisher of events.
+/// The publishers of a site's events, one for each rank of each worker.
 pub(super) struct Plane {
     way: Way,
+    publishers: usize,
     /// Publishers of workers that were killed; their entries stay for a while.
     dead: BTreeSet<u64>,
     listening: Option<Listening>,
+    heard: Vec<Heard>,
 }
 
 /// How publishers are found and heard.
@@ -51,34 +57,37 @@ enum Way {
 }
 
 struct Listening {
-    /// Who is heard, once that is known.
-    publisher: Option<u64>,
-    socket: Socket,
-    held: BTreeSet<u64>,
+    messages: mpsc::Receiver<Result<Envelope>>,
+    /// Those that were heard, or are to be.
+    alive: BTreeSet<u64>,
+    /// They read the sockets, until this is dropped.
+    _ears: JoinSet<()>,
 }
 
 impl Plane {
-    /// The plane of a site that registers itself here.
-    pub(super) fn of_files(discovery: &Path) -> Self {
-        Self::by(Way::Files(discovery.to_owned()))
+    /// The plane of a site of so many publishers that registers itself here.
+    pub(super) fn of_files(discovery: &Path, publishers: usize) -> Self {
+        Self::by(Way::Files(discovery.to_owned()), publishers)
     }
 
     /// The plane of the site of this namespace that publishes here.
-    pub(super) fn of_nats(server: SocketAddr, namespace: &str) -> Self {
+    pub(super) fn of_nats(server: SocketAddr, namespace: &str, publishers: usize) -> Self {
         let subject =
             format!("namespace.{namespace}.component.backend.endpoint.generate.kv-events");
-        Self::by(Way::Nats { server, subject })
+        Self::by(Way::Nats { server, subject }, publishers)
     }
 
-    const fn by(way: Way) -> Self {
+    const fn by(way: Way, publishers: usize) -> Self {
         Self {
             way,
+            publishers,
             dead: BTreeSet::new(),
             listening: None,
+            heard: Vec::new(),
         }
     }
 
-    /// The worker was killed: whoever publishes next is another one.
+    /// The workers were killed: whoever publishes next is another one.
     pub(super) fn killed(&mut self) {
         if let Way::Files(discovery) = &self.way {
             self.dead
@@ -86,7 +95,7 @@ impl Plane {
         }
         let heard = self.listening.take();
         self.dead
-            .extend(heard.and_then(|listening| listening.publisher));
+            .extend(heard.into_iter().flat_map(|listening| listening.alive));
     }
 
     /// Reads on until a block of this name was stored; `None` if it isn't within `patience`.
@@ -95,14 +104,10 @@ impl Plane {
         name: u64,
         patience: Duration,
     ) -> Result<Option<Published>> {
-        let listening = match &mut self.listening {
-            Some(listening) => listening,
-            None => {
-                let listening = self.listen().await?;
-                self.listening.insert(listening)
-            }
-        };
-        let heard = timeout(patience, listening.until_stored(name, &self.dead)).await;
+        if self.listening.is_none() {
+            self.listening = Some(self.listen().await?);
+        }
+        let heard = timeout(patience, self.until_stored(name)).await;
         match (heard, &self.way) {
             (Err(_), _) => Ok(None),
             // The server was away: whoever asks again has a new connection.
@@ -114,45 +119,88 @@ impl Plane {
         }
     }
 
-    /// The names of the blocks that are held as of what was heard.
-    pub(super) fn held(&self) -> BTreeSet<u64> {
-        let listening = self.listening.as_ref();
-        listening.map_or_else(BTreeSet::new, |listening| listening.held.clone())
+    /// All that was heard so far, from all publishers.
+    pub(super) fn heard(&mut self) -> Result<&[Heard]> {
+        while let Some(message) = self.listening.as_mut().and_then(Listening::waiting) {
+            self.take(&message?)?;
+        }
+        Ok(&self.heard)
+    }
+
+    async fn until_stored(&mut self, name: u64) -> Result<Published> {
+        loop {
+            let listening = self.listening.as_mut().context("nobody listens")?;
+            let message = listening.messages.recv().await;
+            let envelope = message.context("the sockets are gone")??;
+            let before = self.heard.len();
+            self.take(&envelope)?;
+            if self.heard[before..].iter().any(|heard| heard.stores(name)) {
+                return Ok(Published {
+                    publisher: envelope.publisher_id,
+                    sequence: envelope.sequence,
+                });
+            }
+        }
+    }
+
+    fn take(&mut self, envelope: &Envelope) -> Result<()> {
+        if self.dead.contains(&envelope.publisher_id) {
+            return Ok(());
+        }
+        if let Some(listening) = &mut self.listening {
+            listening.alive.insert(envelope.publisher_id);
+            let alive = listening.alive.len();
+            ensure!(alive <= self.publishers, "{alive} publishers");
+        }
+        self.heard.extend(envelope.events()?);
+        Ok(())
     }
 
     async fn listen(&self) -> Result<Listening> {
-        let (publisher, socket) = match &self.way {
+        let (sender, messages) = mpsc::channel(WAITING);
+        let mut ears = JoinSet::new();
+        let mut alive = BTreeSet::new();
+        match &self.way {
             Way::Files(discovery) => {
-                let (publisher, endpoint) = self.register(discovery).await?;
-                (Some(publisher), Socket::zmq(&endpoint).await?)
+                for (publisher, endpoint) in self.registered(discovery).await? {
+                    alive.insert(publisher);
+                    ears.spawn(listen_to(Socket::zmq(&endpoint).await?, sender.clone()));
+                }
             }
             Way::Nats { server, subject } => {
                 let subscription = nats::Subscription::open(*server, subject);
                 let subscription = timeout(CONNECT, subscription)
                     .await
                     .context("no connection to NATS")??;
-                (None, Socket::Nats(subscription))
+                ears.spawn(listen_to(Socket::Nats(subscription), sender));
             }
-        };
+        }
         Ok(Listening {
-            publisher,
-            socket,
-            held: BTreeSet::new(),
+            messages,
+            alive,
+            _ears: ears,
         })
     }
 
-    /// Waits until somebody alive has registered.
-    async fn register(&self, discovery: &Path) -> Result<(u64, String)> {
+    /// Waits until all that are to be there have registered.
+    async fn registered(&self, discovery: &Path) -> Result<Vec<(u64, String)>> {
         let deadline = Instant::now() + REGISTER;
         loop {
-            let alive = entries(discovery).into_iter();
-            let mut alive = alive.filter(|(id, _)| !self.dead.contains(id));
-            if let Some(found) = alive.next() {
-                return Ok(found);
+            let mut alive = entries(discovery);
+            alive.retain(|(id, _)| !self.dead.contains(id));
+            if alive.len() >= self.publishers {
+                return Ok(alive);
             }
-            ensure!(Instant::now() < deadline, "nobody publishes");
+            ensure!(Instant::now() < deadline, "only {alive:?} publish");
             sleep(POLL).await;
         }
+    }
+}
+
+impl Listening {
+    /// What has come and was not looked at.
+    fn waiting(&mut self) -> Option<Result<Envelope>> {
+        self.messages.try_recv().ok()
     }
 }
 
@@ -200,97 +248,21 @@ impl Socket {
     }
 }
 
+/// Hands on what a socket receives, to its end.
+async fn listen_to(mut socket: Socket, messages: mpsc::Sender<Result<Envelope>>) {
+    loop {
+        let message = socket.next().await;
+        let is_last = message.is_err();
+        if messages.send(message).await.is_err() || is_last {
+            return;
+        }
+    }
+}
+
 impl std::fmt::Debug for Plane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Plane")
             .field("way", &self.way)
             .finish_non_exhaustive()
-    }
-}
-
-#[derive(Deserialize)]
-struct Envelope {
-    publisher_id: u64,
-    sequence: u64,
-    payload: Bytes,
-}
-
-/// Binary data; serde's own vectors are lists.
-struct Bytes(Vec<u8>);
-
-impl<'de> Deserialize<'de> for Bytes {
-    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl serde::de::Visitor<'_> for Visitor {
-            type Value = Bytes;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("bytes")
-            }
-
-            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Bytes, E> {
-                Ok(Bytes(bytes.to_vec()))
-            }
-        }
-        from.deserialize_bytes(Visitor)
-    }
-}
-
-#[derive(Deserialize)]
-struct RouterEvent {
-    event: Event,
-}
-
-#[derive(Deserialize)]
-struct Event {
-    data: Data,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Data {
-    Stored { blocks: Vec<Block> },
-    Removed { block_hashes: Vec<u64> },
-    Cleared,
-}
-
-#[derive(Deserialize)]
-struct Block {
-    block_hash: u64,
-}
-
-impl Listening {
-    async fn until_stored(&mut self, name: u64, dead: &BTreeSet<u64>) -> Result<Published> {
-        loop {
-            let envelope = self.socket.next().await?;
-            if dead.contains(&envelope.publisher_id) {
-                continue;
-            }
-            let publisher = *self.publisher.get_or_insert(envelope.publisher_id);
-            ensure!(envelope.publisher_id == publisher, "another publisher");
-            let events: Vec<RouterEvent> = rmp_serde::from_slice(&envelope.payload.0)?;
-            let mut found = false;
-            for event in events {
-                match event.event.data {
-                    Data::Stored { blocks } => {
-                        found |= blocks.iter().any(|block| block.block_hash == name);
-                        self.held
-                            .extend(blocks.iter().map(|block| block.block_hash));
-                    }
-                    Data::Removed { block_hashes } => {
-                        for name in block_hashes {
-                            self.held.remove(&name);
-                        }
-                    }
-                    Data::Cleared => self.held.clear(),
-                }
-            }
-            if found {
-                return Ok(Published {
-                    publisher,
-                    sequence: envelope.sequence,
-                });
-            }
-        }
     }
 }

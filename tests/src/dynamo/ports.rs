@@ -14,16 +14,26 @@ static NEXT: AtomicU16 = AtomicU16::new(0);
 
 /// A port that nobody listens on now and that this process hasn't given out before.
 pub(super) fn free() -> Result<u16> {
+    first_of(1)
+}
+
+/// The first of so many such ports in a row.
+pub(super) fn first_of(count: u16) -> Result<u16> {
     // Processes start at different places, so that two test runs rarely look at the same.
     let start = u16::try_from(std::process::id() % 97).unwrap_or(0) * 100;
     for _ in PORTS {
-        let step = NEXT.fetch_add(1, Ordering::Relaxed);
-        let port = PORTS.start + (start.wrapping_add(step)) % (PORTS.end - PORTS.start);
-        if TcpListener::bind(("0.0.0.0", port)).is_ok() {
-            return Ok(port);
+        let step = NEXT.fetch_add(count, Ordering::Relaxed);
+        let first = PORTS.start + (start.wrapping_add(step)) % (PORTS.end - PORTS.start);
+        let mut all = first..first + count;
+        if all.all(|port| TcpListener::bind(("0.0.0.0", port)).is_ok()) {
+            return Ok(first);
         }
     }
-    bail!("no port is free between {} and {}", PORTS.start, PORTS.end)
+    bail!(
+        "no {count} ports are free between {} and {}",
+        PORTS.start,
+        PORTS.end
+    )
 }
 
 #[cfg(test)]

@@ -1,12 +1,11 @@
-//! One Dynamo site: a frontend and a mocked worker that publishes its engine's events, and
+//! One Dynamo site: frontends and mocked workers that publish their engines' events, and
 //! Dynamo's own relay beside them where ours is to follow that.
 
 use std::collections::BTreeSet;
-use std::num::NonZeroU32;
 use std::ops::Range;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use http::StatusCode;
 use kvgrid_core::block::{HashFormat, HashSeed, block_hashes};
 use rand::RngExt as _;
@@ -18,6 +17,8 @@ use super::commands::{
     discovery, environment, frontend_arguments, peer_arguments, worker_arguments,
 };
 use super::filter::Filter;
+use super::heard::{Heard, Place};
+use super::options::{KvSource, Release, SiteOptions};
 use super::plane::{Plane, Published};
 use super::process::Daemon;
 use super::services::Services;
@@ -37,110 +38,40 @@ const MARK_PATIENCE: Duration = Duration::from_secs(2);
 /// Ids that aren't special in the fixture's vocabulary.
 const IDS: Range<u32> = 10..2000;
 
-/// By which events a relay knows what a site has cached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KvSource {
-    /// The engine's own, raw.
-    EngineZmq,
-    /// Dynamo's event plane; then the engine publishes none itself, and the relay has its card
-    /// from Dynamo's discovery.
-    DynamoEvents,
-    /// The same as by its event plane, with discovery in etcd and events by NATS.
-    DynamoNats,
-    /// The filters of Dynamo's own relay; the card comes from discovery in files.
-    DynamoRelay,
-}
-
-impl KvSource {
-    /// Whether the engine itself publishes.
-    pub const fn is_engine(self) -> bool {
-        matches!(self, Self::EngineZmq)
-    }
-
-    /// Whether a relay that comes late can be told all of it.
-    pub const fn is_told_again(self) -> bool {
-        matches!(self, Self::EngineZmq | Self::DynamoRelay)
-    }
-}
-
-/// Which Dynamo a site runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Release {
-    /// 1.6.1.
-    Current,
-    /// 1.5.1.
-    Older,
-}
-
-/// What differs between sites.
-#[derive(Clone, Debug)]
-pub struct SiteOptions {
-    /// The site's name and its Dynamo namespace.
-    pub name: String,
-    /// Tokens in a block.
-    pub block_size: NonZeroU32,
-    /// Blocks in the cache.
-    pub blocks: usize,
-    /// How many times faster than the mocker's model of an engine.
-    pub speedup: u32,
-    /// By which events a relay follows it.
-    pub source: KvSource,
-    /// How many frontends it has, each with a relay beside it: one or two.
-    pub relays: usize,
-    /// Which Dynamo it runs.
-    pub release: Release,
-    /// How many workers it has, all of one process.
-    pub workers: usize,
-    /// How many data-parallel ranks each of them has.
-    pub ranks: usize,
-    /// Blocks that each rank has in host memory; relays tell of that tier as well if there are
-    /// any.
-    pub host_blocks: usize,
-}
-
-impl SiteOptions {
-    /// A site of 2,048 blocks of 16 tokens, ten times as fast as the mocker's model.
-    pub fn named(name: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            block_size: const { NonZeroU32::new(16).expect("16 is not zero") },
-            blocks: 2048,
-            speedup: 10,
-            source: KvSource::EngineZmq,
-            relays: 1,
-            release: Release::Current,
-            workers: 1,
-            ranks: 1,
-            host_blocks: 0,
-        }
-    }
-}
-
 /// A running site. Dropping it ends its processes; after a panic it shows their output.
 #[derive(Debug)]
 pub struct Site {
     options: SiteOptions,
     ports: Ports,
-    worker: Daemon,
+    workers: Vec<Daemon>,
     frontends: Vec<Daemon>,
     /// Dynamo's own relay, where ours follows it.
     peer: Option<Daemon>,
     services: Option<Services>,
-    engine: Engine,
+    /// One for each rank of each worker.
+    engines: Vec<Engine>,
     plane: Plane,
+    /// The ranks of the workers, once they are known.
+    places: BTreeSet<Place>,
     filter: Filter,
     client: Client,
     directory: TempDir,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Ports {
-    pub(super) http: [u16; 2],
-    pub(super) system: u16,
+    http: [u16; 2],
+    workers: Vec<WorkerPorts>,
+    pub(super) peer: u16,
+    peer_system: u16,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WorkerPorts {
+    system: u16,
+    /// Its ranks' are this one and those that follow.
     pub(super) events: u16,
     pub(super) replay: u16,
-    pub(super) peer: u16,
-    pub(super) peer_system: u16,
 }
 
 impl Site {
@@ -156,9 +87,9 @@ impl Site {
         let directory = tempfile::tempdir().context("no temporary directory")?;
         let ports = Ports {
             http: [ports::free()?, ports::free()?],
-            system: ports::free()?,
-            events: ports::free()?,
-            replay: ports::free()?,
+            workers: (0..options.workers)
+                .map(|_| WorkerPorts::free(options.ranks))
+                .collect::<Result<_>>()?,
             peer: ports::free()?,
             peer_system: ports::free()?,
         };
@@ -179,10 +110,15 @@ impl Site {
             log: directory.path().join(format!("{name}.log")),
             child: None,
         };
-        let mut worker = daemon("worker", "dynamo.mocker", worker_arguments(&options, ports));
-        worker
-            .environment
-            .push(("DYN_SYSTEM_PORT", ports.system.to_string()));
+        let workers = ["worker", "second worker"].into_iter().zip(&ports.workers);
+        let workers = workers.map(|(name, ports)| {
+            let arguments = worker_arguments(&options, *ports);
+            let mut worker = daemon(name, "dynamo.mocker", arguments);
+            let system = ("DYN_SYSTEM_PORT", ports.system.to_string());
+            worker.environment.push(system);
+            worker
+        });
+        let workers = workers.collect();
         let frontends = ["frontend", "second frontend"].into_iter().zip(ports.http);
         let frontends = frontends.take(options.relays).map(|(name, port)| {
             let arguments = frontend_arguments(&options, port);
@@ -193,7 +129,7 @@ impl Site {
             let mut peer = daemon(
                 "relay",
                 "dynamo.kv_dc_relay",
-                peer_arguments(&options, ports),
+                peer_arguments(&options, &ports),
             );
             // It is a member of the site's discovery under a name of its own.
             peer.environment.extend([
@@ -202,18 +138,21 @@ impl Site {
             ]);
             peer
         });
+        let publishers = options.workers * options.ranks;
+        let engines = endpoints(&ports, options.ranks);
         Ok(Self {
             peer,
             filter: Filter::at(format!("http://127.0.0.1:{}", ports.peer)),
-            engine: Engine::new(format!("tcp://127.0.0.1:{}", ports.replay)),
+            engines: engines.map(|(_, replay)| Engine::new(replay)).collect(),
             plane: match &services {
-                None => Plane::of_files(&discovery(&directory)),
-                Some(services) => Plane::of_nats(services.nats(), &options.name),
+                None => Plane::of_files(&discovery(&directory), publishers),
+                Some(services) => Plane::of_nats(services.nats(), &options.name, publishers),
             },
+            places: BTreeSet::new(),
             services,
             options,
             ports,
-            worker,
+            workers,
             frontends,
             client: Client::default(),
             directory,
@@ -223,7 +162,7 @@ impl Site {
     /// Starts all of it and waits until it answers a request.
     pub(super) async fn start_processes(&mut self) -> Result<()> {
         self.start_services().await?;
-        self.start_worker()?;
+        self.start_workers()?;
         self.start_frontend()?;
         if self.peer.is_some() {
             self.start_peer()?;
@@ -263,19 +202,21 @@ impl Site {
         let frontend = frontend_url(self.ports.http[frontend]);
         Beside {
             metrics: match self.options.source {
-                KvSource::EngineZmq => format!("http://127.0.0.1:{}/metrics", self.ports.system),
-                // How full the worker is comes by its events.
+                KvSource::EngineZmq => {
+                    let systems = self.ports.workers.iter().map(|worker| worker.system);
+                    systems.map(metrics_url).collect()
+                }
+                // How full the workers are comes by their events.
                 KvSource::DynamoEvents | KvSource::DynamoNats | KvSource::DynamoRelay => {
-                    format!("{frontend}/metrics")
+                    vec![format!("{frontend}/metrics")]
                 }
             },
             frontend,
             source: match self.options.source {
                 KvSource::EngineZmq => Source::EngineZmq {
-                    events: format!("tcp://127.0.0.1:{}", self.ports.events),
-                    replay: format!("tcp://127.0.0.1:{}", self.ports.replay),
+                    endpoints: endpoints(&self.ports, self.options.ranks).collect(),
                     block_size: self.options.block_size,
-                    capacity_blocks: self.options.blocks,
+                    capacity_blocks: self.options.blocks * self.engines.len(),
                 },
                 KvSource::DynamoEvents | KvSource::DynamoNats => Source::DynamoEvents {
                     meet: match &self.services {
@@ -308,30 +249,69 @@ impl Site {
     }
 
     /// Waits until all that the site has done is published, on Dynamo's event plane or by
-    /// Dynamo's relay, and heard, and says how far that goes. Takes a question of a block, for
-    /// its event comes last.
-    pub async fn until_published(&mut self) -> Result<Published> {
+    /// Dynamo's relay, and heard, and says how far that goes for each rank of each worker.
+    /// Takes a question of a block for each, for its event comes last.
+    pub async fn until_published(&mut self) -> Result<Vec<Published>> {
+        let mut published = Vec::new();
+        for place in self.places().await? {
+            published.push(self.until_marked(place).await?);
+        }
+        Ok(published)
+    }
+
+    /// Begins to hear Dynamo's event plane; all that is asked for afterwards is heard.
+    pub async fn listen(&mut self) -> Result<()> {
+        for place in self.places().await? {
+            self.until_heard(place).await?;
+        }
+        Ok(())
+    }
+
+    /// What was heard on Dynamo's event plane so far.
+    pub fn heard(&mut self) -> Result<&[Heard]> {
+        self.plane.heard()
+    }
+
+    /// The ranks of the workers, found by asking until each has answered.
+    async fn places(&mut self) -> Result<BTreeSet<Place>> {
+        let deadline = Instant::now() + START_PATIENCE;
+        while self.places.len() < self.engines.len() {
+            let (answer, _) = self.ask_mark(None).await?;
+            self.places
+                .insert(answer.place().context("who has answered")?);
+            ensure!(Instant::now() < deadline, "only {:?} answer", self.places);
+        }
+        Ok(self.places.clone())
+    }
+
+    async fn until_marked(&mut self, place: Place) -> Result<Published> {
+        if self.options.source != KvSource::DynamoRelay {
+            return self.until_heard(place).await;
+        }
         let deadline = Instant::now() + START_PATIENCE;
         loop {
-            let name = self.ask_mark().await?;
-            let heard = match self.options.source {
-                KvSource::DynamoRelay => self.filter.hear(name, MARK_PATIENCE).await,
-                KvSource::EngineZmq | KvSource::DynamoEvents | KvSource::DynamoNats => {
-                    self.plane.hear(name, MARK_PATIENCE).await?
-                }
-            };
-            if let Some(published) = heard {
+            let (_, name) = self.ask_mark(Some(place)).await?;
+            if let Some(published) = self.filter.hear(name, MARK_PATIENCE).await {
                 return Ok(published);
             }
-            // The subscription was not in place yet.
-            if Instant::now() > deadline {
-                bail!("site {} publishes nothing", self.name());
-            }
+            ensure!(Instant::now() < deadline, "{place:?} isn't in the filter");
         }
     }
 
-    /// Asks what nobody has asked before, and gives the name of its block.
-    async fn ask_mark(&mut self) -> Result<u64> {
+    async fn until_heard(&mut self, place: Place) -> Result<Published> {
+        let deadline = Instant::now() + START_PATIENCE;
+        loop {
+            let (_, name) = self.ask_mark(Some(place)).await?;
+            if let Some(published) = self.plane.hear(name, MARK_PATIENCE).await? {
+                return Ok(published);
+            }
+            // The subscription was not in place yet.
+            ensure!(Instant::now() < deadline, "{place:?} publishes nothing");
+        }
+    }
+
+    /// Asks what nobody has asked before, of a rank or of any, and gives the name of its block.
+    async fn ask_mark(&mut self, place: Option<Place>) -> Result<(Answer, u64)> {
         let mut rng = rand::rng();
         let ids: Vec<u32> = (0..MARK_TOKENS).map(|_| rng.random_range(IDS)).collect();
         let name = block_hashes(
@@ -341,20 +321,32 @@ impl Site {
             HashSeed::default(),
         );
         let name = name.into_iter().next().context("a whole block")?;
-        let question = json!({"model": MODEL, "max_tokens": 1, "prompt": ids});
-        self.until_answered("/v1/completions", &question).await?;
-        Ok(name.0)
+        let mut question = json!({
+            "model": MODEL,
+            "max_tokens": 1,
+            "prompt": ids,
+            "nvext": {"extra_fields": ["worker_id"]},
+        });
+        if let Some(place) = place {
+            question["nvext"]["backend_instance_id"] = place.worker.into();
+            question["nvext"]["dp_rank"] = place.rank.into();
+        }
+        let answer = self.until_answered("/v1/completions", &question).await?;
+        Ok((answer, name.0))
     }
 
-    /// The names of the blocks that the worker holds by its events on Dynamo's plane, as far
-    /// as they were heard.
-    pub fn heard(&self) -> BTreeSet<u64> {
-        self.plane.held()
-    }
-
-    /// What the engine published.
+    /// What the first worker's first rank published.
     pub fn engine(&mut self) -> &mut Engine {
-        &mut self.engine
+        &mut self.engines[0]
+    }
+
+    /// The sequence of the last message of each rank that has published any.
+    pub(super) async fn last_sequences(&mut self) -> Result<Vec<u64>> {
+        let mut last = Vec::new();
+        for engine in &mut self.engines {
+            last.extend(engine.last_sequence().await?);
+        }
+        Ok(last)
     }
 
     /// Kills all frontends with SIGKILL.
@@ -362,16 +354,23 @@ impl Site {
         self.frontends.iter_mut().for_each(Daemon::kill);
     }
 
-    /// Kills the worker with SIGKILL; what it had cached is gone.
-    pub fn kill_worker(&mut self) {
-        self.worker.kill();
-        self.plane.killed();
+    /// Kills the workers with SIGKILL; what they had cached is gone.
+    pub fn kill_workers(&mut self) {
+        self.workers.iter_mut().for_each(Daemon::kill);
+        self.forget_workers();
     }
 
-    /// Ends the worker with SIGTERM: it says goodbye, and its cache is gone.
-    pub async fn stop_worker(&mut self) {
-        self.worker.stop().await;
+    /// Ends the workers with SIGTERM: they say goodbye, and their cache is gone.
+    pub async fn stop_workers(&mut self) {
+        for worker in &mut self.workers {
+            worker.stop().await;
+        }
+        self.forget_workers();
+    }
+
+    fn forget_workers(&mut self) {
         self.plane.killed();
+        self.places.clear();
     }
 
     /// Kills Dynamo's own relay with SIGKILL.
@@ -391,10 +390,10 @@ impl Site {
         self.frontends.iter_mut().try_for_each(Daemon::start)
     }
 
-    /// Starts a worker on the old ports, with an empty cache; it serves some time after.
-    pub fn start_worker(&mut self) -> Result<()> {
-        self.engine.restarted();
-        self.worker.start()
+    /// Starts the workers on their old ports, with empty caches; they serve some time after.
+    pub fn start_workers(&mut self) -> Result<()> {
+        self.engines.iter_mut().for_each(Engine::restarted);
+        self.workers.iter_mut().try_for_each(Daemon::start)
     }
 
     /// Waits until a request gets 200. The model is listed earlier than that.
@@ -431,8 +430,8 @@ impl Site {
     }
 
     fn check_processes(&mut self) -> Result<()> {
-        let frontends = self.frontends.iter_mut();
-        for daemon in frontends.chain([&mut self.worker]).chain(&mut self.peer) {
+        let daemons = self.frontends.iter_mut().chain(&mut self.workers);
+        for daemon in daemons.chain(&mut self.peer) {
             if daemon.ended_by_itself() {
                 bail!(
                     "the {} of site {} ended by itself:\n{}",
@@ -446,6 +445,32 @@ impl Site {
     }
 }
 
+impl WorkerPorts {
+    fn free(ranks: usize) -> Result<Self> {
+        let ranks = u16::try_from(ranks)?;
+        Ok(Self {
+            system: ports::free()?,
+            events: ports::first_of(ranks)?,
+            replay: ports::first_of(ranks)?,
+        })
+    }
+}
+
+/// Where each rank of each worker publishes its events, and where it tells them again.
+fn endpoints(ports: &Ports, ranks: usize) -> impl Iterator<Item = (String, String)> {
+    let ranks = u16::try_from(ranks).expect("it was given so many ports");
+    let at = |port: u16| format!("tcp://127.0.0.1:{port}");
+    let of = move |worker: &WorkerPorts| {
+        let worker = *worker;
+        (0..ranks).map(move |rank| (at(worker.events + rank), at(worker.replay + rank)))
+    };
+    ports.workers.iter().flat_map(of)
+}
+
+fn metrics_url(port: u16) -> String {
+    format!("http://127.0.0.1:{port}/metrics")
+}
+
 fn frontend_url(port: u16) -> String {
     format!("http://127.0.0.1:{port}")
 }
@@ -457,7 +482,7 @@ impl Drop for Site {
     )]
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let daemons = self.frontends.iter().chain([&self.worker]);
+            let daemons = self.frontends.iter().chain(&self.workers);
             for daemon in daemons.chain(&self.peer) {
                 eprintln!(
                     "--- last output of the {} of site {}\n{}",

@@ -53,7 +53,7 @@ pub(super) fn emulator(
 /// What a relay stands beside.
 pub(crate) struct Beside {
     pub(crate) frontend: String,
-    pub(crate) metrics: String,
+    pub(crate) metrics: Vec<String>,
     pub(crate) source: Source,
 }
 
@@ -63,8 +63,8 @@ pub(crate) enum Source {
     None { block_size: NonZeroU32 },
     /// An engine's raw events, and a model's directory.
     EngineZmq {
-        events: String,
-        replay: String,
+        /// Each publisher's address, and its replay port's.
+        endpoints: Vec<(String, String)>,
         block_size: NonZeroU32,
         capacity_blocks: usize,
     },
@@ -98,15 +98,17 @@ impl Beside {
         let source = match events {
             false => Source::None { block_size },
             true => Source::EngineZmq {
-                events: format!("tcp://{}", at("publish")),
-                replay: format!("tcp://{}", at("replay")),
+                endpoints: vec![(
+                    format!("tcp://{}", at("publish")),
+                    format!("tcp://{}", at("replay")),
+                )],
                 block_size,
                 capacity_blocks: engine.capacity_blocks,
             },
         };
         Self {
             frontend: format!("http://{}", at("http")),
-            metrics: format!("http://{}/metrics", at("http")),
+            metrics: vec![format!("http://{}/metrics", at("http"))],
             source,
         }
     }
@@ -138,7 +140,7 @@ pub(crate) fn relay(
          [state]\ndir = {state}\n\
          [frontend]\nurl = {frontend:?}\n\
          {source}\
-         [load]\nurls = [{metrics:?}]\n\
+         [load]\nurls = {metrics:?}\n\
          {admin}",
         identity = identity(dir, name),
         network = self::network(network),
@@ -174,15 +176,18 @@ fn source(source: &Source) -> String {
             format!("[card]\nmodel = {model}\ndir = {dir}\nblock_size = {block_size}\n")
         }
         Source::EngineZmq {
-            events,
-            replay,
+            endpoints,
             block_size,
             capacity_blocks,
         } => format!(
             "[card]\nmodel = {model}\ndir = {dir}\nblock_size = {block_size}\n\
              capacity_blocks = {capacity_blocks}\n\
-             [[source]]\nkind = \"engine-zmq\"\n\
-             endpoints = [{{ events = {events:?}, replay = {replay:?} }}]\n",
+             [[source]]\nkind = \"engine-zmq\"\nendpoints = [{endpoints}]\n",
+            endpoints = endpoints
+                .iter()
+                .map(|(events, replay)| format!("{{ events = {events:?}, replay = {replay:?} }}"))
+                .collect::<Vec<_>>()
+                .join(", "),
         ),
         Source::DynamoEvents {
             meet,

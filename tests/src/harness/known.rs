@@ -149,12 +149,18 @@ impl Known {
         self.usable(name) && !pools.is_empty() && pools.iter().all(whole)
     }
 
-    /// Whether the site's engine's messages up to this sequence can be searched. It may have
-    /// published more since.
-    pub fn applied(&self, name: &str, sequence: u64) -> bool {
+    /// Whether the messages of a site's engines up to these sequences, one for each that has
+    /// published any, can be searched. They may have published more since.
+    pub fn applied(&self, name: &str, sequences: &[u64]) -> bool {
         self.site(name).is_some_and(|site| {
-            let mut applied = site.pools.iter().flat_map(|pool| &pool.applied);
-            applied.any(|applied| applied.sequence >= sequence)
+            let applied = site.pools.iter().flat_map(|pool| &pool.applied);
+            let mut applied: Vec<u64> = applied.map(|applied| applied.sequence).collect();
+            let mut sequences = sequences.to_vec();
+            // Which engine is which doesn't show, so that the highest are compared.
+            applied.sort_unstable_by(|one, other| other.cmp(one));
+            sequences.sort_unstable_by(|one, other| other.cmp(one));
+            let mut pairs = applied.iter().zip(&sequences);
+            applied.len() >= sequences.len() && pairs.all(|(applied, last)| applied >= last)
         })
     }
 

@@ -51,8 +51,8 @@ async fn dynamo_site_keeps_its_cache_without_frontend_and_loses_it_with_the_work
     site.start_frontend().unwrap();
     site.until_serving().await.unwrap();
     let after_frontend = ask(&site).await;
-    site.kill_worker();
-    site.start_worker().unwrap();
+    site.kill_workers();
+    site.start_workers().unwrap();
     site.until_serving().await.unwrap();
     let depth_after_worker = depth(site.engine().held().await.unwrap(), &prompt);
     let after_worker = site

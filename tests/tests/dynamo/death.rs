@@ -130,7 +130,7 @@ async fn worker_death_takes_its_blocks_along(test: &str, source: KvSource) {
     grid.until_applied().await.unwrap();
     assert!(grid.known().await.unwrap().blocks(&home) >= 250);
 
-    grid.site(&home).kill_worker();
+    grid.site(&home).kill_workers();
     let patience = Duration::from_secs(15);
     grid.until("the dead worker's blocks are gone", patience, |known| {
         known.blocks(&home) == 0
@@ -140,7 +140,7 @@ async fn worker_death_takes_its_blocks_along(test: &str, source: KvSource) {
     let next = grid.turn(&mut conversation).await.unwrap();
     assert_ne!(next.site, home);
 
-    grid.site(&home).start_worker().unwrap();
+    grid.site(&home).start_workers().unwrap();
     grid.site(&home).until_serving().await.unwrap();
     let first = until_served_by(&grid, &home).await;
     assert_eq!(first.overlap_tokens, first.cached_tokens);

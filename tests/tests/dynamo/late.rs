@@ -58,8 +58,8 @@ async fn comes_late_and_says_so(test: &str, source: KvSource) {
         .unwrap();
     let turn = grid.turn(&mut conversation).await.unwrap();
 
-    grid.site(&home).stop_worker().await;
-    grid.site(&home).start_worker().unwrap();
+    grid.site(&home).stop_workers().await;
+    grid.site(&home).start_workers().unwrap();
     grid.site(&home).until_serving().await.unwrap();
     let feed = format!("source_feeds{{{of},state=\"whole\"}} 1");
     grid.until_relay_says(&home, &[&feed]).await.unwrap();
