@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use kvgrid_tests::dynamo::{Dynamo, Grid, KvSource, SiteOptions};
+use kvgrid_tests::dynamo::{Answer, Dynamo, Grid, KvSource, SiteOptions};
 
 mod alone;
 mod client;
@@ -14,20 +14,12 @@ mod outage;
 mod overlap;
 mod prompts;
 mod takeover;
+mod together;
 mod traffic;
 
 /// Two sites and an edge that knows both, by these events.
 async fn two_sites(dynamo: &Dynamo, source: KvSource) -> Grid {
-    two_sites_of(dynamo, source, SiteOptions::named("").blocks).await
-}
-
-/// The same, with so many blocks in each cache.
-async fn two_sites_of(dynamo: &Dynamo, source: KvSource, blocks: usize) -> Grid {
-    two_sites_with(dynamo, |options| {
-        options.source = source;
-        options.blocks = blocks;
-    })
-    .await
+    two_sites_with(dynamo, |options| options.source = source).await
 }
 
 /// Two sites that differ from the usual ones in this.
@@ -39,4 +31,12 @@ async fn two_sites_with(dynamo: &Dynamo, change: impl Fn(&mut SiteOptions)) -> G
     });
     let program = Path::new(env!("CARGO_BIN_EXE_kvgrid-demo"));
     Grid::start(dynamo, sites.into(), program).await.unwrap()
+}
+
+fn header(answer: &Answer, name: &str) -> String {
+    let value = answer
+        .headers
+        .get(name)
+        .and_then(|value| value.to_str().ok());
+    value.unwrap_or_default().to_owned()
 }

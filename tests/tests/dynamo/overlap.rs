@@ -1,14 +1,14 @@
 //! What the edge knows of real sites is what they have.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use http::StatusCode;
-use kvgrid_tests::dynamo::{Answer, Dynamo, KvSource};
+use kvgrid_tests::dynamo::{Dynamo, KvSource};
 use kvgrid_tests::harness::Conversation;
 
 use crate::prompts::Tokens;
-use crate::traffic::Traffic;
-use crate::{two_sites, two_sites_of};
+use crate::traffic::{Traffic, requests};
+use crate::{header, two_sites, two_sites_with};
 
 #[tokio::test]
 async fn dynamo_overlap_is_what_the_site_had_cached() {
@@ -50,15 +50,21 @@ async fn overlap_is_what_the_site_had_cached(test: &str, source: KvSource) {
     let Some(dynamo) = Dynamo::for_test(test) else {
         return;
     };
-    // So few that much of what is asked is evicted again.
-    let mut grid = two_sites_of(&dynamo, source, 512).await;
+    let mut grid = two_sites_with(&dynamo, |options| {
+        options.source = source;
+        (options.workers, options.ranks) = (2, 2);
+        // So few that much of what is asked is evicted again.
+        options.blocks = 160;
+    })
+    .await;
     let names = grid.site_names();
     let tokens = Tokens::new();
     let mut traffic = Traffic::new(2, &tokens);
+    let mut places = BTreeSet::new();
     let mut by_site = BTreeMap::new();
     let mut by_kind = BTreeMap::new();
 
-    for number in 0..200 {
+    for number in 0..requests() {
         let question = traffic.next();
         // Now and then someone past the edge has asked the same.
         if number % 10 == 9 {
@@ -83,12 +89,14 @@ async fn overlap_is_what_the_site_had_cached(test: &str, source: KvSource) {
             prompt.len().to_string(),
             "{said}"
         );
+        places.insert(answer.place().unwrap());
         *by_site.entry(header(&answer, "x-kvgrid-site")).or_insert(0) += 1;
         *by_kind.entry(question.kind).or_insert(0) += 1;
     }
 
-    // The comparison says little unless both sites and all kinds of requests are in it.
+    // The comparison says little unless most ranks and all kinds of requests are in it.
     assert_eq!(by_site.len(), 2, "{by_site:?}");
+    assert!(places.len() > 4, "{places:?}");
     assert_eq!(by_kind.len(), 6, "{by_kind:?}");
 }
 
@@ -147,12 +155,4 @@ async fn conversation_stays_where_it_is_warm(test: &str, source: KvSource) {
         assert!(served.overlap_tokens >= 4000, "turn {turn}: {served:?}");
         assert_eq!(served.overlap_tokens, served.cached_tokens, "turn {turn}");
     }
-}
-
-fn header(answer: &Answer, name: &str) -> String {
-    let value = answer
-        .headers
-        .get(name)
-        .and_then(|value| value.to_str().ok());
-    value.unwrap_or_default().to_owned()
 }

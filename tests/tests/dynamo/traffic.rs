@@ -36,6 +36,14 @@ pub(crate) enum Kind {
     Ids,
 }
 
+/// How many requests a comparison takes: `KVGRID_REQUESTS`, or so many that it is soon done.
+pub(crate) fn requests() -> usize {
+    let told = std::env::var("KVGRID_REQUESTS").ok();
+    told.map_or(200, |told| {
+        told.parse().expect("KVGRID_REQUESTS is a number")
+    })
+}
+
 /// Makes one request after the other.
 pub(crate) struct Traffic<'a> {
     rng: SmallRng,
@@ -137,7 +145,7 @@ impl<'a> Traffic<'a> {
                 "model": "tiny-chat",
                 "max_tokens": 2,
                 "prompt": self.ids,
-                "nvext": {"extra_fields": ["prompt_token_ids"]},
+                "nvext": {"extra_fields": ["prompt_token_ids", "worker_id"]},
             }),
             kind: Kind::Ids,
         }
@@ -167,7 +175,7 @@ pub(crate) fn chat(messages: &[Value], kind: Kind) -> Question {
             "model": "tiny-chat",
             "max_tokens": 2,
             "messages": messages,
-            "nvext": {"extra_fields": ["prompt_token_ids"]},
+            "nvext": {"extra_fields": ["prompt_token_ids", "worker_id"]},
         }),
         kind,
     }
