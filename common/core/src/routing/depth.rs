@@ -19,7 +19,7 @@ use super::policy::Policy;
 /// The best that a site's pools offer a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Overlap {
-    /// The pool that offers it.
+    /// The pool that offers it, even if that is nothing; `None` where no pool is known.
     pub pool: Option<PoolId>,
     /// Leading blocks it holds.
     pub depth: u32,
@@ -53,9 +53,13 @@ pub(super) fn overlaps(
     let found = search(&searches);
     let mut best = vec![Overlap::default(); view.sites().len()];
     for (search, depth) in searches.iter().zip(found) {
+        // Of a pool that was not received yet nothing is known.
+        let Some(depth) = depth else {
+            continue;
+        };
         let overlap = search.overlap(depth, local.policy, now);
         let known = &mut best[search.site];
-        if overlap.expected_tokens > known.expected_tokens {
+        if known.pool.is_none() || overlap.expected_tokens > known.expected_tokens {
             *known = overlap;
         }
     }
@@ -143,9 +147,10 @@ fn searches<'a>(view: &'a GridView, model: ModelId, chains: &'a Chains) -> Vec<S
     view.sites().iter().enumerate().flat_map(of_site).collect()
 }
 
-/// The depth of each search, found with one lock-step search per distinct chain.
-fn search(searches: &[Search<'_>]) -> Vec<u32> {
-    let mut found = vec![0; searches.len()];
+/// The depth of each search that has a filter, found with one lock-step search per distinct
+/// chain.
+fn search(searches: &[Search<'_>]) -> Vec<Option<u32>> {
+    let mut found = vec![None; searches.len()];
     let mut done = vec![false; searches.len()];
     for first in 0..searches.len() {
         if done[first] {
@@ -164,7 +169,7 @@ fn search(searches: &[Search<'_>]) -> Vec<u32> {
             }
         }
         for (index, depth) in members.into_iter().zip(depths(&targets, chain)) {
-            found[index] = depth;
+            found[index] = Some(depth);
         }
     }
     found

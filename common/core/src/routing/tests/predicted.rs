@@ -68,3 +68,14 @@ fn of_a_site_without_events_what_was_sent_is_all_that_is_known() {
     let again = sent_beyond(site, model, &case.chains, choice.overlap_tokens);
     assert_eq!(again.len(), 20_000 / 16);
 }
+
+#[test]
+fn a_pool_that_has_nothing_is_believed_against_what_was_sent() {
+    let mut case = Case::new(2000, vec![Site::new("fra", 4)]);
+    let _sent = sent(&mut case, "fra");
+
+    let choice = case.decide(1).outcome.unwrap();
+
+    assert_eq!(choice.overlap_tokens, 0);
+    assert!(choice.uncached_tokens < 100, "{choice:?}");
+}
