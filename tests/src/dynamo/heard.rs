@@ -14,18 +14,19 @@ pub struct Place {
     pub rank: u32,
 }
 
-/// An event, and where it happened.
-#[derive(Clone, Debug)]
+/// What happened to a block, and where: engines change one block after the other, and tell
+/// several in one event.
+#[derive(Clone, Copy, Debug)]
 pub struct Heard {
     /// Where.
     pub place: Place,
     change: Change,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Change {
-    Stored(Vec<u64>),
-    Removed(Vec<u64>),
+    Stored(u64),
+    Removed(u64),
     Cleared,
 }
 
@@ -38,19 +39,21 @@ pub struct Held {
 impl Heard {
     /// Whether a block of this name was stored.
     pub(super) fn stores(&self, name: u64) -> bool {
-        matches!(&self.change, Change::Stored(names) if names.contains(&name))
+        matches!(self.change, Change::Stored(stored) if stored == name)
     }
 }
 
 impl Held {
-    /// An event has happened.
+    /// It has happened.
     pub fn apply(&mut self, heard: &Heard) {
         let held = self.places.entry(heard.place).or_default();
         match &heard.change {
-            Change::Stored(names) => held.extend(names),
-            Change::Removed(names) => names.iter().for_each(|name| {
+            Change::Stored(name) => {
+                held.insert(*name);
+            }
+            Change::Removed(name) => {
                 held.remove(name);
-            }),
+            }
             Change::Cleared => held.clear(),
         }
     }
@@ -129,18 +132,24 @@ impl Envelope {
             let tier = event.storage_tier.as_deref();
             tier.is_none_or(|tier| tier == "device")
         };
-        let heard = events.into_iter().filter(of_device).map(|event| Heard {
-            place: Place {
+        let heard = events.into_iter().filter(of_device).flat_map(|event| {
+            let place = Place {
                 worker: event.worker_id,
                 rank: event.event.dp_rank,
-            },
-            change: match event.event.data {
+            };
+            let changes: Vec<Change> = match event.event.data {
                 Data::Stored { blocks } => {
-                    Change::Stored(blocks.iter().map(|block| block.block_hash).collect())
+                    let names = blocks.into_iter().map(|block| block.block_hash);
+                    names.map(Change::Stored).collect()
                 }
-                Data::Removed { block_hashes } => Change::Removed(block_hashes),
-                Data::Cleared => Change::Cleared,
-            },
+                Data::Removed { block_hashes } => {
+                    block_hashes.into_iter().map(Change::Removed).collect()
+                }
+                Data::Cleared => vec![Change::Cleared],
+            };
+            changes
+                .into_iter()
+                .map(move |change| Heard { place, change })
         });
         Ok(heard.collect())
     }

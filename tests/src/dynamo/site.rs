@@ -2,13 +2,12 @@
 //! Dynamo's own relay beside them where ours is to follow that.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use http::StatusCode;
-use kvgrid_core::block::{HashFormat, HashSeed, block_hashes};
-use rand::RngExt as _;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
@@ -17,26 +16,21 @@ use super::commands::{
     discovery, environment, frontend_arguments, peer_arguments, worker_arguments,
 };
 use super::filter::Filter;
-use super::heard::{Heard, Place};
+use super::heard::Place;
 use super::options::{KvSource, Release, SiteOptions};
-use super::plane::{Plane, Published};
+use super::plane::Plane;
 use super::process::Daemon;
 use super::services::Services;
 use super::{Answer, Dynamo, Engine, ports};
 use crate::client::Client;
-use crate::harness::MODEL;
 use crate::harness::config::{Beside, Meet, Source};
+use crate::harness::{MODEL, model_dir};
+
+mod marks;
 
 /// How long a start may take on a machine that is busy with other things.
 const START_PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
-
-/// How many tokens the question has by whose event the tests know what was published.
-const MARK_TOKENS: usize = 16;
-/// How long that event may take before the question is put again.
-const MARK_PATIENCE: Duration = Duration::from_secs(2);
-/// Ids that aren't special in the fixture's vocabulary.
-const IDS: Range<u32> = 10..2000;
 
 /// A running site. Dropping it ends its processes; after a panic it shows their output.
 #[derive(Debug)]
@@ -110,9 +104,10 @@ impl Site {
             log: directory.path().join(format!("{name}.log")),
             child: None,
         };
+        let model = model(&options, directory.path())?;
         let workers = ["worker", "second worker"].into_iter().zip(&ports.workers);
         let workers = workers.map(|(name, ports)| {
-            let arguments = worker_arguments(&options, *ports);
+            let arguments = worker_arguments(&options, &model, *ports);
             let mut worker = daemon(name, "dynamo.mocker", arguments);
             let system = ("DYN_SYSTEM_PORT", ports.system.to_string());
             worker.environment.push(system);
@@ -248,93 +243,6 @@ impl Site {
         self.options.source
     }
 
-    /// Waits until all that the site has done is published, on Dynamo's event plane or by
-    /// Dynamo's relay, and heard, and says how far that goes for each rank of each worker.
-    /// Takes a question of a block for each, for its event comes last.
-    pub async fn until_published(&mut self) -> Result<Vec<Published>> {
-        let mut published = Vec::new();
-        for place in self.places().await? {
-            published.push(self.until_marked(place).await?);
-        }
-        Ok(published)
-    }
-
-    /// Begins to hear Dynamo's event plane; all that is asked for afterwards is heard.
-    pub async fn listen(&mut self) -> Result<()> {
-        for place in self.places().await? {
-            self.until_heard(place).await?;
-        }
-        Ok(())
-    }
-
-    /// What was heard on Dynamo's event plane so far.
-    pub fn heard(&mut self) -> Result<&[Heard]> {
-        self.plane.heard()
-    }
-
-    /// The ranks of the workers, found by asking until each has answered.
-    async fn places(&mut self) -> Result<BTreeSet<Place>> {
-        let deadline = Instant::now() + START_PATIENCE;
-        while self.places.len() < self.engines.len() {
-            let (answer, _) = self.ask_mark(None).await?;
-            self.places
-                .insert(answer.place().context("who has answered")?);
-            ensure!(Instant::now() < deadline, "only {:?} answer", self.places);
-        }
-        Ok(self.places.clone())
-    }
-
-    async fn until_marked(&mut self, place: Place) -> Result<Published> {
-        if self.options.source != KvSource::DynamoRelay {
-            return self.until_heard(place).await;
-        }
-        let deadline = Instant::now() + START_PATIENCE;
-        loop {
-            let (_, name) = self.ask_mark(Some(place)).await?;
-            if let Some(published) = self.filter.hear(name, MARK_PATIENCE).await {
-                return Ok(published);
-            }
-            ensure!(Instant::now() < deadline, "{place:?} isn't in the filter");
-        }
-    }
-
-    async fn until_heard(&mut self, place: Place) -> Result<Published> {
-        let deadline = Instant::now() + START_PATIENCE;
-        loop {
-            let (_, name) = self.ask_mark(Some(place)).await?;
-            if let Some(published) = self.plane.hear(name, MARK_PATIENCE).await? {
-                return Ok(published);
-            }
-            // The subscription was not in place yet.
-            ensure!(Instant::now() < deadline, "{place:?} publishes nothing");
-        }
-    }
-
-    /// Asks what nobody has asked before, of a rank or of any, and gives the name of its block.
-    async fn ask_mark(&mut self, place: Option<Place>) -> Result<(Answer, u64)> {
-        let mut rng = rand::rng();
-        let ids: Vec<u32> = (0..MARK_TOKENS).map(|_| rng.random_range(IDS)).collect();
-        let name = block_hashes(
-            &ids,
-            self.options.block_size,
-            HashFormat::Standard,
-            HashSeed::default(),
-        );
-        let name = name.into_iter().next().context("a whole block")?;
-        let mut question = json!({
-            "model": MODEL,
-            "max_tokens": 1,
-            "prompt": ids,
-            "nvext": {"extra_fields": ["worker_id"]},
-        });
-        if let Some(place) = place {
-            question["nvext"]["backend_instance_id"] = place.worker.into();
-            question["nvext"]["dp_rank"] = place.rank.into();
-        }
-        let answer = self.until_answered("/v1/completions", &question).await?;
-        Ok((answer, name.0))
-    }
-
     /// What the first worker's first rank published.
     pub fn engine(&mut self) -> &mut Engine {
         &mut self.engines[0]
@@ -443,6 +351,24 @@ impl Site {
         }
         Ok(())
     }
+}
+
+/// The directory of the site's model, which is made if it isn't the usual one.
+fn model(options: &SiteOptions, directory: &Path) -> Result<PathBuf> {
+    let Some(template) = options.chat_template else {
+        return Ok(model_dir());
+    };
+    let model = directory.join("model");
+    fs::create_dir(&model)?;
+    for file in fs::read_dir(model_dir())? {
+        let file = file?;
+        fs::copy(file.path(), model.join(file.file_name()))?;
+    }
+    let config = model.join("tokenizer_config.json");
+    let mut text: Value = serde_json::from_slice(&fs::read(&config)?)?;
+    text["chat_template"] = template.into();
+    fs::write(&config, text.to_string())?;
+    Ok(model)
 }
 
 impl WorkerPorts {

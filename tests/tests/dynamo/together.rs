@@ -1,7 +1,7 @@
 //! Requests that come at once: what the edge knew when it decided, and what the site had when
 //! it computed, are then not the same moment.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use http::StatusCode;
 use kvgrid_tests::dynamo::{Answer, Dynamo, Grid, Heard, Held, KvSource, Place};
@@ -80,9 +80,10 @@ async fn overlap_of_eight_at_once_is_what_the_site_had_cached(test: &str, source
             let prompt = tokens.of(question);
             assert!(
                 round.explains(&served, &prompt),
-                "request {asked}: {:?} {served:?} {:?}",
+                "request {asked}: {:?} {served:?} {:?}, {}",
                 question.kind,
-                answer.headers
+                answer.headers,
+                round.began(&served, &prompt),
             );
             match round.is_sites_choice(&served, &prompt) {
                 true => chosen += 1,
@@ -186,6 +187,18 @@ impl Round {
             cached |= tokens(depth(&held.at(served.place), prompt)) == served.cached;
         }
         told && cached
+    }
+
+    /// What each rank held of a prompt as the round began.
+    fn began(&self, served: &Served, prompt: &[u32]) -> String {
+        let (began, heard) = &self.sites[&served.site];
+        let all: Vec<usize> = began.all().map(|held| depth(held, prompt)).collect();
+        let union: BTreeSet<u64> = began.all().flatten().copied().collect();
+        format!(
+            "{all:?} blocks, {} of them all, then {} changes",
+            depth(&union, prompt),
+            heard.len()
+        )
     }
 
     /// Whether the site had a better rank for the prompt than the one that has served it,
