@@ -15,6 +15,7 @@ mod filter;
 mod grid;
 mod heard;
 mod install;
+mod live;
 mod nats;
 mod options;
 mod plane;
@@ -23,8 +24,10 @@ mod process;
 mod services;
 mod site;
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
 
@@ -33,6 +36,7 @@ pub use engine::Engine;
 pub use grid::Grid;
 pub use heard::{Heard, Held, Place};
 pub use install::{Installation, python_packages};
+pub use live::tell as tell_live;
 pub use options::{KvSource, Release, SiteOptions};
 pub use plane::Published;
 pub use services::Services;
@@ -47,7 +51,10 @@ pub const SKIP_VARIABLE: &str = "KVGRID_SKIP_DYNAMO";
 /// A test's turn with real Dynamo; the next test waits until it is dropped.
 #[derive(Debug)]
 pub struct Dynamo {
+    test: String,
     installation: Installation,
+    /// What its sites were.
+    kinds: Mutex<BTreeSet<(KvSource, Release)>>,
     _machine: File,
 }
 
@@ -62,20 +69,30 @@ impl Dynamo {
             skip(test, &format!("{SKIP_VARIABLE}=1"));
             return None;
         }
-        match Self::ready() {
+        match Self::ready(test) {
             Ok(dynamo) => Some(dynamo),
             Err(error) => panic!("{error:#} (or set {SKIP_VARIABLE}=1 to skip these tests)"),
         }
     }
 
-    fn ready() -> Result<Self> {
+    fn ready(test: &str) -> Result<Self> {
         let target = target_dir()?;
         let machine = lock::machine()?;
         let installation = python_packages(&target, &requirements_file())?;
         Ok(Self {
+            test: test.to_owned(),
             installation,
+            kinds: Mutex::default(),
             _machine: machine,
         })
+    }
+
+    /// A site of this kind takes part.
+    fn note(&self, source: KvSource, release: Release) {
+        let kinds = self.kinds.lock();
+        kinds
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert((source, release));
     }
 
     /// Where an older Dynamo is, for who looks there first.
@@ -86,6 +103,23 @@ impl Dynamo {
     /// Where Dynamo is installed.
     pub fn installation(&self) -> &Installation {
         &self.installation
+    }
+}
+
+impl Drop for Dynamo {
+    #[allow(
+        clippy::print_stderr,
+        reason = "the test runner shows it with the test"
+    )]
+    fn drop(&mut self) {
+        let kinds = self.kinds.get_mut();
+        let kinds = kinds.unwrap_or_else(PoisonError::into_inner);
+        if std::thread::panicking() || kinds.is_empty() {
+            return;
+        }
+        if let Err(error) = live::note(&self.test, kinds) {
+            eprintln!("{} is not noted as run: {error:#}", self.test);
+        }
     }
 }
 

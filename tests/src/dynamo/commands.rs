@@ -1,16 +1,20 @@
 //! How a site's processes are started.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
 use super::options::{KvSource, Release, SiteOptions};
 use super::services::Services;
 use super::site::{Ports, WorkerPorts};
-use crate::harness::{MODEL, model_dir};
+use crate::harness::MODEL;
 
-pub(super) fn worker_arguments(options: &SiteOptions, ports: WorkerPorts) -> Vec<String> {
-    let model_path = model_dir().display().to_string();
+pub(super) fn worker_arguments(
+    options: &SiteOptions,
+    model: &Path,
+    ports: WorkerPorts,
+) -> Vec<String> {
+    let model_path = model.display().to_string();
     let raw_events = match options.source {
         KvSource::EngineZmq => vec![
             ("--zmq-kv-events-ports", ports.events.to_string()),

@@ -55,6 +55,7 @@ impl Grid {
         let dir = grid._dir.path().to_owned();
         let mut network = config::RelayNetwork::default();
         for options in sites {
+            dynamo.note(options.source, options.release);
             let mut site = Site::new(dynamo, options)?;
             // What an engine has published, it can tell again, and so can Dynamo's relay. Its
             // event plane can't: a relay has to be there first to know all of it.

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 /// By which events a relay knows what a site has cached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KvSource {
     /// The engine's own, raw.
     EngineZmq,
@@ -17,6 +17,51 @@ pub enum KvSource {
 }
 
 impl KvSource {
+    pub(super) const ALL: [Self; 4] = [
+        Self::EngineZmq,
+        Self::DynamoEvents,
+        Self::DynamoNats,
+        Self::DynamoRelay,
+    ];
+
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::EngineZmq => "engine-zmq",
+            Self::DynamoEvents => "dynamo-events",
+            Self::DynamoNats => "dynamo-events-nats",
+            Self::DynamoRelay => "dynamo-relay",
+        }
+    }
+
+    /// How the documentation calls it.
+    pub(super) const fn shown(self) -> &'static str {
+        match self {
+            Self::EngineZmq => "`engine-zmq`",
+            Self::DynamoEvents => "`dynamo-events` over ZMQ, files",
+            Self::DynamoNats => "`dynamo-events` over NATS, etcd",
+            Self::DynamoRelay => "`dynamo-relay`",
+        }
+    }
+
+    /// How the names of tests end that go by it, where they say so.
+    pub(super) const fn suffix(self) -> Option<&'static str> {
+        match self {
+            Self::EngineZmq => None,
+            Self::DynamoEvents => Some("_by_dynamos_events"),
+            Self::DynamoNats => Some("_by_nats_and_etcd"),
+            Self::DynamoRelay => Some("_by_dynamos_relay"),
+        }
+    }
+
+    /// What of a site's past a relay learns.
+    pub(super) const fn recovered(self) -> &'static str {
+        if self.is_told_again() {
+            "all"
+        } else {
+            "what happens from then on"
+        }
+    }
+
     /// Whether the engine itself publishes.
     pub const fn is_engine(self) -> bool {
         matches!(self, Self::EngineZmq)
@@ -29,12 +74,23 @@ impl KvSource {
 }
 
 /// Which Dynamo a site runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Release {
     /// 1.6.1.
     Current,
     /// 1.5.1.
     Older,
+}
+
+impl Release {
+    pub(super) const ALL: [Self; 2] = [Self::Current, Self::Older];
+
+    pub(super) const fn version(self) -> &'static str {
+        match self {
+            Self::Current => "1.6.1",
+            Self::Older => "1.5.1",
+        }
+    }
 }
 
 /// What differs between sites.
@@ -61,6 +117,8 @@ pub struct SiteOptions {
     /// Blocks that each rank has in host memory; relays tell of that tier as well if there are
     /// any.
     pub host_blocks: usize,
+    /// The model's chat template, if not the usual one.
+    pub chat_template: Option<&'static str>,
 }
 
 impl SiteOptions {
@@ -77,6 +135,7 @@ impl SiteOptions {
             workers: 1,
             ranks: 1,
             host_blocks: 0,
+            chat_template: None,
         }
     }
 }

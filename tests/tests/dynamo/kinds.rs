@@ -1,10 +1,17 @@
 //! Sites of other kinds: an older Dynamo, several workers and ranks, several tiers.
 
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::Duration;
 
+use http::StatusCode;
 use kvgrid_tests::dynamo::{Dynamo, Grid, KvSource, Release, SiteOptions};
 use kvgrid_tests::harness::{Conversation, Known};
+
+use crate::header;
+use crate::prompts::Tokens;
+use crate::traffic::{Traffic, requests};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -14,14 +21,36 @@ async fn one_site(dynamo: &Dynamo, options: SiteOptions) -> Grid {
 }
 
 #[tokio::test]
-async fn dynamo_1_5_is_followed() {
-    older_is_followed("dynamo_1_5_is_followed", KvSource::DynamoEvents).await;
+async fn dynamo_site_of_an_older_release_is_followed() {
+    older_is_followed(
+        "dynamo_site_of_an_older_release_is_followed",
+        KvSource::EngineZmq,
+    )
+    .await;
 }
 
 #[tokio::test]
-async fn dynamo_1_5_is_followed_by_nats_and_etcd() {
+async fn dynamo_site_of_an_older_release_is_followed_by_dynamos_events() {
     older_is_followed(
-        "dynamo_1_5_is_followed_by_nats_and_etcd",
+        "dynamo_site_of_an_older_release_is_followed_by_dynamos_events",
+        KvSource::DynamoEvents,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn dynamo_site_of_an_older_release_is_followed_by_dynamos_relay() {
+    older_is_followed(
+        "dynamo_site_of_an_older_release_is_followed_by_dynamos_relay",
+        KvSource::DynamoRelay,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn dynamo_site_of_an_older_release_is_followed_by_nats_and_etcd() {
+    older_is_followed(
+        "dynamo_site_of_an_older_release_is_followed_by_nats_and_etcd",
         KvSource::DynamoNats,
     )
     .await;
@@ -48,6 +77,45 @@ async fn older_is_followed(test: &str, source: KvSource) {
     assert!(known.complete("fra"));
     assert!(second.overlap_tokens >= 4000, "{second:?}");
     assert_eq!(second.overlap_tokens, second.cached_tokens, "{second:?}");
+}
+
+#[tokio::test]
+async fn dynamo_sites_unlike_each_other_are_known_alike() {
+    let Some(dynamo) = Dynamo::for_test("dynamo_sites_unlike_each_other_are_known_alike") else {
+        return;
+    };
+    let usual = SiteOptions::named("fra");
+    let unlike = SiteOptions {
+        source: KvSource::DynamoEvents,
+        release: Release::Older,
+        block_size: const { NonZeroU32::new(64).unwrap() },
+        chat_template: Some(
+            "{% for m in messages %}<|im_start|>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}",
+        ),
+        ..SiteOptions::named("iad")
+    };
+    let program = Path::new(env!("CARGO_BIN_EXE_kvgrid-demo"));
+    let sites = vec![usual, unlike];
+    let mut grid = Grid::start(&dynamo, sites, program).await.unwrap();
+    let tokens = Tokens::new();
+    let mut traffic = Traffic::new(5, &tokens);
+    let mut reused: BTreeMap<String, u64> = BTreeMap::new();
+
+    for number in 0..requests() {
+        let question = traffic.next();
+        grid.until_applied().await.unwrap();
+        let answer = grid.post(question.path, &question.body).await.unwrap();
+
+        let said = format!("request {number}: {:?} {:?}", question.kind, answer.headers);
+        let told = header(&answer, "x-kvgrid-overlap-tokens").parse().ok();
+        let prompt = header(&answer, "x-kvgrid-prompt-tokens").parse().ok();
+        assert_eq!(answer.status, StatusCode::OK, "{said}");
+        assert_eq!(told, answer.cached_tokens(), "{said}");
+        assert_eq!(prompt, answer.prompt_tokens(), "{said}");
+        *reused.entry(header(&answer, "x-kvgrid-site")).or_default() += told.unwrap_or(0);
+    }
+
+    assert!(reused["fra"] > 0 && reused["iad"] > 0, "{reused:?}");
 }
 
 #[tokio::test]
