@@ -1,6 +1,7 @@
 //! A relay's catalog on the wire: its models and its pools.
 
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use bytes::Bytes;
 use kvgrid_core::block::HashFormat;
@@ -78,7 +79,12 @@ pub fn pool_to_wire(pool: &PoolView) -> v1::Pool {
             }),
             Naming::Chain | Naming::Unknown => None,
         },
+        eviction_age_millis: pool.eviction_age.map(millis),
     }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A pool, as the edge reads it, with an empty replica.
@@ -96,6 +102,7 @@ pub fn pool_from_wire(wire: &v1::Pool) -> Result<PoolView, ConvertError> {
         naming: naming_from_wire(wire)?,
         tier: tier_from_wire(wire.tier())?,
         closed: wire.closed,
+        eviction_age: wire.eviction_age_millis.map(Duration::from_millis),
         replica: ReplicaView::default(),
     })
 }
@@ -220,6 +227,7 @@ mod tests {
                 closed: true,
                 naming: v1::Naming::Chain.into(),
                 ckf: None,
+                eviction_age_millis: (tier == Tier::Device).then_some(90_500),
             };
 
             assert_eq!(pool_to_wire(&pool_from_wire(&wire).unwrap()), wire);

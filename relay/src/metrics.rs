@@ -279,6 +279,14 @@ fn ages(page: &mut Page<'_>, pools: &[PoolReport], now: Instant) -> fmt::Result 
         "source_last_message_age_seconds",
         "Seconds since the last message that was applied",
         ages,
+    )?;
+    let evicted = pools
+        .iter()
+        .filter_map(|pool| Some((pool.labels(), pool.eviction_age?.as_secs())));
+    page.gauge(
+        "pool_eviction_age_seconds",
+        "Age at which blocks that nobody uses are evicted, where it is known",
+        evicted,
     )
 }
 

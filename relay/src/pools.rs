@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvgrid_core::event::{Refusals, Tier};
 use kvgrid_core::replication::Completeness;
@@ -67,6 +68,8 @@ pub(crate) struct PoolReport {
     pub(crate) ends: BTreeMap<&'static str, u64>,
     /// Whether the peer says that the model is served, where it says so.
     pub(crate) ready: Option<bool>,
+    /// At what age blocks that nobody uses are evicted, where that is known.
+    pub(crate) eviction_age: Option<Duration>,
 }
 
 impl PoolReport {

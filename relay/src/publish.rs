@@ -129,6 +129,16 @@ impl Hub {
         self.0.pools.borrow().len()
     }
 
+    /// The ages that edges are told of them.
+    #[cfg(test)]
+    pub(crate) fn eviction_ages(&self) -> Vec<Option<std::time::Duration>> {
+        let pools = self.0.pools.borrow();
+        pools
+            .values()
+            .map(|pool| pool.view().eviction_age)
+            .collect()
+    }
+
     fn remove_pool(&self, pool: &Arc<Pool>) {
         self.0.pools.send_if_modified(|pools| {
             let same = |known: &Arc<Pool>| Arc::ptr_eq(known, pool);

@@ -190,6 +190,14 @@ impl SourceEvent {
         }
     }
 
+    /// Whether what it removes is evicted: not cleared, nor gone with who held it.
+    pub(crate) fn evicts(&self) -> bool {
+        let Self::Batch { events, .. } = self else {
+            return false;
+        };
+        !events.contains(&KvEvent::Cleared)
+    }
+
     /// Whether it is what a publisher said, and was of use.
     pub(crate) const fn is_message(&self) -> bool {
         matches!(self, Self::Batch { .. } | Self::Filter { .. })

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use clap::{Parser, ValueEnum};
 use kvgrid_runtime::args::EXIT_USAGE;
 
+mod eviction;
 mod figure;
 mod join;
 
@@ -19,6 +20,8 @@ mod join;
 enum Bench {
     /// How soon a new edge has a whole view of eight sites
     Join,
+    /// How wrong edges are about what a busy site will have cached
+    Eviction,
 }
 
 #[derive(Parser)]
@@ -51,6 +54,7 @@ pub fn run(arguments: Vec<OsString>, program: &Path) -> ExitCode {
     };
     let measured = match options.bench {
         Bench::Join => join::run(options.quick, program),
+        Bench::Eviction => eviction::run(options.quick),
     };
     match measured {
         Ok(()) => ExitCode::SUCCESS,

@@ -9,6 +9,7 @@ pub mod block;
 pub mod breaker;
 pub mod ckf;
 pub mod event;
+pub mod eviction;
 pub mod filter;
 pub mod id;
 pub mod label;

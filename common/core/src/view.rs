@@ -122,6 +122,8 @@ pub struct PoolView {
     pub tier: Tier,
     /// Whether a block is in only while all before it are.
     pub closed: bool,
+    /// At what age its site evicts blocks that nobody uses, where that is known.
+    pub eviction_age: Option<Duration>,
     /// The replica, as it was when the view was made.
     pub replica: ReplicaView,
 }

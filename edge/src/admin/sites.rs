@@ -26,7 +26,7 @@
 //!     "pools": [{
 //!       "id": "0c5d2ae1a07d7bbf", "model": "tiny-chat", "source": "engines",
 //!       "block_size": 16, "format": "standard", "naming": "chain", "tier": "device",
-//!       "closed": true,
+//!       "closed": true, "eviction_age_ms": 90500.0,
 //!       "state": "live", "stale_ms": null,
 //!       "epoch": "4f2a0001", "sequence": 17, "blocks": 1250, "completeness": "whole",
 //!       "applied": [{"publisher": "0000000000000001", "sequence": 311}],
@@ -65,6 +65,7 @@
 //! - What is not known is `null`, never zero. Ages are as of the answer.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use kvgrid_core::block::HashFormat;
 use kvgrid_core::ckf::Naming;
@@ -151,6 +152,7 @@ struct Pool<'a> {
     naming: &'static str,
     tier: &'static str,
     closed: bool,
+    eviction_age_ms: Option<f64>,
     state: &'static str,
     stale_ms: Option<f64>,
     epoch: Option<String>,
@@ -314,6 +316,7 @@ impl<'a> Pool<'a> {
             naming: naming_name(pool.naming),
             tier: pool.tier.name(),
             closed: pool.closed,
+            eviction_age_ms: pool.eviction_age.map(millis),
             state: state_name(replica.state),
             stale_ms,
             epoch: replica.epoch.map(|epoch| epoch.to_string()),
@@ -403,7 +406,11 @@ fn breaker(relay: &RelayView, site: &SiteView, router: &Router, now: Instant) ->
 }
 
 fn age_ms(at: Instant, now: Instant) -> f64 {
-    now.saturating_since(at).as_secs_f64() * 1000.0
+    millis(now.saturating_since(at))
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
 }
 
 fn model_name(site: &SiteView, model: ModelId) -> String {

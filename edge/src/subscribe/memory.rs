@@ -225,6 +225,7 @@ mod tests {
             naming: Naming::Chain,
             tier: Tier::Device,
             closed: true,
+            eviction_age: None,
             replica: ReplicaView::default(),
         }
     }

@@ -16,6 +16,7 @@ use std::time::Duration;
 use kvgrid_core::Instant;
 use kvgrid_core::ckf::{Changes, Format, Mirror, Naming};
 use kvgrid_core::event::Refusals;
+use kvgrid_core::eviction::EvictionAges;
 use kvgrid_core::replication::Completeness;
 use kvgrid_core::residency::{PoolOp, ResidencyStats};
 
@@ -60,6 +61,7 @@ struct Table {
     unsettled: bool,
     /// A publisher that is to be forgotten then.
     gone: Option<u64>,
+    ages: EvictionAges,
 }
 
 struct Offer {
@@ -140,12 +142,13 @@ impl Mirrored {
             position: None,
             unsettled: false,
             gone: None,
+            ages: EvictionAges::default(),
             of,
         };
         self.tables.insert(feed, table);
     }
 
-    fn change(&mut self, feed: usize, position: (u64, u64), change: FilterChange) {
+    fn change(&mut self, feed: usize, position: (u64, u64), change: FilterChange, now: Instant) {
         self.batches += 1;
         let Some(mut table) = self.tables.remove(&feed) else {
             // Only a feed that has ended has none.
@@ -167,6 +170,7 @@ impl Mirrored {
                 changes
             }
         };
+        table.note_ages(&changes, now);
         self.blocks += (changes.removed.len() + changes.inserted.len()) as u64;
         table
             .queue
@@ -212,7 +216,7 @@ impl Holdings for Mirrored {
                 sequence,
                 change,
                 ..
-            } => self.change(feed, (publisher, sequence), change),
+            } => self.change(feed, (publisher, sequence), change, now),
             SourceEvent::Ended { reason, .. } => *self.ends.entry(reason).or_default() += 1,
             SourceEvent::Served { ready, .. } => self.ready = ready,
             // What sources tell that hear workers themselves.
@@ -261,6 +265,7 @@ impl Holdings for Mirrored {
             (state, feeds.map(|_| 1).sum())
         };
         let told = self.tables.values().map(|it| it.offer.publisher.status());
+        let ages = self.tables.values().filter_map(|it| it.ages.age(now));
         PoolReport {
             source: Arc::clone(&self.owner.source),
             model: self.owner.model.clone(),
@@ -284,11 +289,27 @@ impl Holdings for Mirrored {
             heard_at: None,
             ends: self.ends.clone(),
             ready: self.ready,
+            eviction_age: ages.min(),
         }
     }
 }
 
 impl Table {
+    /// The peer doesn't say why entries go; when it is most of them at once, it was a worker.
+    fn note_ages(&mut self, changes: &Changes, now: Instant) {
+        let before = self.mirror.entries() + changes.removed.len() as u64;
+        let evicted = (changes.removed.len() as u64) < before / 2;
+        for name in &changes.removed {
+            match evicted {
+                true => self.ages.handle_evicted(*name, now),
+                false => self.ages.handle_gone(*name),
+            }
+        }
+        for name in &changes.inserted {
+            self.ages.handle_stored(*name, now);
+        }
+    }
+
     fn settle(&mut self, now: Instant) {
         if !std::mem::take(&mut self.unsettled) {
             return;
@@ -310,6 +331,7 @@ impl Table {
             *told = completeness;
             publisher.set_completeness(completeness, now);
         }
+        publisher.set_eviction_age(self.ages.age(now));
         publisher.handle_timeout(now);
         if publisher.growth_is_due() {
             let names = || self.mirror.names();

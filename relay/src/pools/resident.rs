@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kvgrid_core::Instant;
 use kvgrid_core::ckf::Naming;
 use kvgrid_core::event::Tier;
+use kvgrid_core::eviction::EvictionAges;
 use kvgrid_core::replication::Completeness;
 use kvgrid_core::residency::PoolOp;
 
@@ -25,6 +26,9 @@ pub(super) struct Resident {
     offers: u16,
     /// What is to be told once the last event is worked off.
     then: Then,
+    ages: EvictionAges,
+    /// Whether what the last event removes is evicted.
+    evicts: bool,
 }
 
 struct Offer {
@@ -52,6 +56,8 @@ impl Resident {
             offer: None,
             offers: 0,
             then: Then::Nothing,
+            ages: EvictionAges::default(),
+            evicts: false,
         };
         if let Some(shape) = settings.shape {
             resident.offer(shape, capacity_blocks, now);
@@ -102,16 +108,22 @@ impl Holdings for Resident {
         {
             self.offer(shape, capacity_blocks, now);
         }
+        self.evicts = event.evicts();
         self.then = self.pool.handle(event, now);
     }
 
     fn work(&mut self, now: Instant) -> bool {
         let more = self.pool.residency.step(STEP);
         let changes = self.pool.residency.drain_ops();
+        let changes = changes.inspect(|change| match change {
+            PoolOp::Insert(block) => self.ages.handle_stored(*block, now),
+            PoolOp::Remove(block) if self.evicts => self.ages.handle_evicted(*block, now),
+            PoolOp::Remove(block) => self.ages.handle_gone(*block),
+        });
         match &self.offer {
             Some(offer) => offer.publisher.apply(changes, now),
             // Whoever offers the pool will tell all that it holds.
-            None => drop(changes),
+            None => changes.for_each(drop),
         }
         self.tell_due(now);
         more
@@ -144,6 +156,7 @@ impl Holdings for Resident {
             offer.told = completeness;
             offer.publisher.set_completeness(completeness, now);
         }
+        offer.publisher.set_eviction_age(self.ages.age(now));
         offer.publisher.handle_timeout(now);
         if offer.publisher.growth_is_due() {
             let live = || self.pool.residency.published();
@@ -175,6 +188,7 @@ impl Holdings for Resident {
             heard_at: None,
             ends: BTreeMap::new(),
             ready: None,
+            eviction_age: self.ages.age(now),
         }
     }
 }

@@ -90,6 +90,19 @@ impl Site {
             tier,
             blocks: stored.collect(),
         };
+        self.tell(publisher, event).await;
+    }
+
+    async fn remove(&mut self, publisher: u64, blocks: std::ops::Range<u64>) {
+        let removed = blocks.rev().map(|local| EngineHash(local + 1_000_000_000));
+        let event = KvEvent::Removed {
+            tier: Tier::Device,
+            blocks: removed.collect(),
+        };
+        self.tell(publisher, event).await;
+    }
+
+    async fn tell(&mut self, publisher: u64, event: KvEvent) {
         let rank = 0;
         let batch = SourceEvent::Batch {
             feed: FEED,
@@ -197,6 +210,34 @@ async fn a_pool_is_offered_with_all_it_holds_once_its_shape_is_known() {
     assert_eq!(unknown.told, None);
     assert_eq!(site.hub_pools(), 1, "the other shape's pool is withdrawn");
     assert_ne!(changed.told.unwrap().epoch, epoch);
+}
+
+#[tokio::test]
+async fn the_age_of_blocks_at_eviction_is_told_and_no_other() {
+    let mut site = Site::start();
+
+    site.store(7, 0..100).await;
+    site.tell(7, KvEvent::Cleared).await;
+    let cleared = site.until(|pool| pool.batches == 2).await;
+    site.store(7, 0..100).await;
+    let (feed, publisher) = (FEED, 7);
+    let gone = SourceEvent::PublisherGone { feed, publisher };
+    site.events.send(gone).await.unwrap();
+    let gone = site
+        .until(|pool| pool.batches == 3 && told_blocks(pool) == 0)
+        .await;
+    site.store(8, 0..100).await;
+    site.until(|pool| told_blocks(pool) == 100).await;
+    // What is evicted is at least so old.
+    let age = Duration::from_millis(30);
+    tokio::time::sleep(age).await;
+    site.remove(8, 50..100).await;
+    let evicted = site.until(|pool| told_blocks(pool) == 50).await;
+
+    assert_eq!((cleared.eviction_age, gone.eviction_age), (None, None));
+    assert!(evicted.eviction_age >= Some(age), "{evicted:?}");
+    let listed = site.hub.eviction_ages();
+    assert!(listed[0] >= Some(age), "{listed:?}");
 }
 
 #[tokio::test]

@@ -116,7 +116,7 @@ fn wire_catalog(catalog: &Catalog, pools: &Pools) -> v1::Catalog {
         models: catalog.models.iter().map(model_to_wire).collect(),
         pools: pools
             .values()
-            .map(|pool| pool_to_wire(pool.view()))
+            .map(|pool| pool_to_wire(&pool.view()))
             .collect(),
     }
 }

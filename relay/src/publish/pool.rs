@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use kvgrid_core::block::{ChainHash, HashFormat};
 use kvgrid_core::ckf::Naming;
@@ -20,6 +22,9 @@ use super::{Hub, HubConfig};
 /// Blocks a pool is made for when nobody knows how many there can be: a table of 32 KiB, which
 /// grows when it must.
 const UNKNOWN_CAPACITY: u64 = 10_000;
+
+/// Another eviction age is told when it differs by this share, since all edges are told.
+const AGE_STEP: f64 = 0.2;
 
 /// What all blocks of a pool look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +97,8 @@ pub(super) enum Lifetime {
 /// A pool and who waits for its news.
 pub(super) struct Pool {
     view: PoolView,
+    /// As edges are told it, in milliseconds; 0 while it is not known.
+    eviction_age: AtomicU64,
     key: Arc<MixKey>,
     /// Held for microseconds, never across an await.
     publisher: Mutex<Publisher>,
@@ -117,8 +124,10 @@ impl Pool {
                 naming: spec.naming,
                 tier: spec.tier,
                 closed: spec.closed,
+                eviction_age: None,
                 replica: ReplicaView::default(),
             },
+            eviction_age: AtomicU64::new(0),
             key: Arc::clone(&config.key),
             publisher: Mutex::new(publisher),
             news: watch::Sender::new(Lifetime::Offered),
@@ -129,8 +138,13 @@ impl Pool {
         self.view.id
     }
 
-    pub(super) const fn view(&self) -> &PoolView {
-        &self.view
+    /// The pool as it is listed now.
+    pub(super) fn view(&self) -> PoolView {
+        let age = self.eviction_age.load(Ordering::Relaxed);
+        PoolView {
+            eviction_age: (age > 0).then(|| Duration::from_millis(age)),
+            ..self.view.clone()
+        }
     }
 
     /// Woken whenever a subscription may have something to poll, and when the pool is withdrawn.
@@ -199,6 +213,16 @@ impl PoolPublisher {
     /// How much the pool knows of its site.
     pub(crate) fn set_completeness(&self, completeness: Completeness, now: Instant) {
         self.update(|publisher| publisher.set_completeness(completeness, now));
+    }
+
+    /// At what age the site evicts blocks of the pool that nobody uses.
+    pub(crate) fn set_eviction_age(&self, age: Option<Duration>) {
+        let age = age.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
+        let told = self.pool.eviction_age.load(Ordering::Relaxed);
+        if age.abs_diff(told) as f64 > told as f64 * AGE_STEP {
+            self.pool.eviction_age.store(age, Ordering::Relaxed);
+            self.hub.0.pools.send_modify(|_| {});
+        }
     }
 
     /// When the open batch is due.

@@ -75,6 +75,8 @@ pub struct KnownPool {
     pub epoch: Option<String>,
     /// How many blocks are in it.
     pub blocks: u64,
+    /// At what age the site evicts what nobody uses, in milliseconds.
+    pub eviction_age_ms: Option<f64>,
     /// Up to where each of the source's publishers is applied.
     pub applied: Vec<Applied>,
 }

@@ -98,6 +98,10 @@ async fn overlap_is_what_the_site_had_cached(test: &str, source: KvSource) {
     assert_eq!(by_site.len(), 2, "{by_site:?}");
     assert!(places.len() > 4, "{places:?}");
     assert_eq!(by_kind.len(), 6, "{by_kind:?}");
+    let known = grid.known().await.unwrap();
+    let pools = known.sites.iter().flat_map(|site| &site.pools);
+    let ages: Vec<_> = pools.map(|pool| pool.eviction_age_ms).collect();
+    assert!(ages.iter().all(Option::is_some), "{ages:?}");
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@
 use core::time::Duration;
 
 use crate::block::ChainHash;
+use crate::eviction::survival;
 use crate::filter::{Target, depths};
 use crate::id::{ModelId, PoolId};
 use crate::replication::ReplicaState;
@@ -27,10 +28,26 @@ pub struct Overlap {
     pub tokens: u32,
     /// Tokens that it should hold by what was sent there, if these are more; else 0.
     pub predicted: u32,
-    /// All of these, discounted by tier and, for a stale replica, by expected eviction.
+    /// All of these, discounted by tier and by what is evicted until they are needed.
     pub expected_tokens: u32,
+    /// At what age the pool's site evicts what nobody uses, where that is known, and where
+    /// nothing was just sent that uses it.
+    pub eviction_age: Option<Duration>,
     /// Whether the pool's replica is stale.
     pub stale: bool,
+}
+
+impl Overlap {
+    /// The same for a request that waits so long before its prompt is looked up.
+    pub(super) fn after(self, wait: Duration) -> Self {
+        let Some(age) = self.eviction_age else {
+            return self;
+        };
+        Self {
+            expected_tokens: share_of(self.expected_tokens, survival(age, wait)),
+            ..self
+        }
+    }
 }
 
 /// Tokens that need no prefill: whole blocks, and never the prompt's last token, which an
@@ -73,6 +90,8 @@ pub(super) fn overlaps(
             let tokens = overlap_tokens(depth, sent.prompt_tokens, sent.block_size);
             if tokens > overlap.tokens {
                 overlap.predicted = tokens;
+                // What waits there before this request keeps all of it in use.
+                overlap.eviction_age = None;
                 overlap.expected_tokens += tokens - overlap.tokens;
             }
         }
@@ -186,7 +205,11 @@ impl<'a> Search<'a> {
         let mut credit = policy.tiers.of(self.pool.tier).clamp(0.0, 1.0);
         let stale = matches!(self.pool.replica.state, ReplicaState::Stale { .. });
         if stale {
-            credit *= survival(self.pool.replica.state.stale_for(now), policy);
+            let stale_for = self.pool.replica.state.stale_for(now);
+            credit *= match self.pool.eviction_age {
+                Some(age) => survival(age, stale_for),
+                None => assumed_survival(stale_for, policy),
+            };
         }
         Overlap {
             pool: Some(self.pool.id),
@@ -194,13 +217,15 @@ impl<'a> Search<'a> {
             tokens,
             predicted: 0,
             expected_tokens: share_of(tokens, credit),
+            eviction_age: self.pool.eviction_age,
             stale,
         }
     }
 }
 
-/// Share of a stale replica's blocks expected to be there still.
-fn survival(age: Duration, policy: &Policy) -> f64 {
+/// Share of a stale replica's blocks expected to be there still, where it is not known how
+/// soon blocks are evicted.
+fn assumed_survival(age: Duration, policy: &Policy) -> f64 {
     let half_life = policy.stale_half_life.as_secs_f64();
     if half_life > 0.0 {
         (-age.as_secs_f64() / half_life).exp2()

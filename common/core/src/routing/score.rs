@@ -89,12 +89,17 @@ pub(super) fn score(
 ) -> Score {
     let policy = local.policy;
     let prompt_tokens = prompt_tokens(model, request, policy);
-    let uncached_tokens = prompt_tokens.saturating_sub(overlap.expected_tokens);
     let load = Load::of(site, model.id, local, now);
+    let rtt_ms = millis(relay.rtt);
+    let upload_ms = upload_ms(request.body_bytes, relay);
+    let queue_ms = load.queue_ms(policy);
+    // Engines look a prompt up when its turn comes, not when it arrives.
+    let overlap = overlap.after(duration(rtt_ms / 2.0 + upload_ms + queue_ms));
+    let uncached_tokens = prompt_tokens.saturating_sub(overlap.expected_tokens);
     let cost = Cost {
-        rtt_ms: millis(relay.rtt),
-        upload_ms: upload_ms(request.body_bytes, relay),
-        queue_ms: load.queue_ms(policy),
+        rtt_ms,
+        upload_ms,
+        queue_ms,
         prefill_ms: f64::from(uncached_tokens) * load.ms_per_token,
     };
     let without_queue = Cost {
@@ -111,7 +116,7 @@ pub(super) fn score(
         uncached_tokens,
         load_known: load.known,
         spare: load.spare(),
-        growth_ms: load.growth_ms(millis(relay.rtt) / 2.0, cost.prefill_ms),
+        growth_ms: load.growth_ms(rtt_ms / 2.0, cost.prefill_ms),
     }
 }
 
@@ -234,6 +239,11 @@ pub(super) fn upload_ms(bytes: u64, relay: &RelayView) -> f64 {
 
 fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
+}
+
+/// The longest there is, for what is no duration.
+fn duration(millis: f64) -> Duration {
+    Duration::try_from_secs_f64(millis / 1000.0).unwrap_or(Duration::MAX)
 }
 
 #[expect(

@@ -338,6 +338,35 @@ fn a_stale_replica_counts_less_the_older_it_is() {
 }
 
 #[test]
+fn a_stale_replica_counts_by_what_its_site_has_evicted_since() {
+    let expected = |stale_s| {
+        let site = Site::new("fra", 0).warm(100).stale(stale_s);
+        let case = Case::new(2000, vec![site.evicting_at(600)]);
+        case.score("fra").overlap.expected_tokens
+    };
+
+    assert_eq!(expected(0), 1600);
+    assert_eq!(expected(60), 1440);
+    assert_eq!(expected(600), 0);
+}
+
+#[test]
+fn what_is_evicted_while_a_request_waits_does_not_count() {
+    let overlap = |queued| {
+        let site = Site::new("fra", 0).warm(100).queued(queued);
+        Case::new(2000, vec![site.evicting_at(1)])
+            .score("fra")
+            .overlap
+    };
+
+    // 0.02 ms a token.
+    assert_eq!(overlap(0).expected_tokens, 1600);
+    assert_eq!(overlap(25_000).expected_tokens, 800);
+    assert_eq!(overlap(50_000).expected_tokens, 0);
+    assert_eq!(overlap(50_000).tokens, 1600);
+}
+
+#[test]
 fn a_deeper_disk_pool_can_be_worth_less_than_a_gpu_pool() {
     let site = Site::new("fra", 4).warm(50).warm_on_disk(100);
     let case = Case::new(2000, vec![site]);

@@ -79,6 +79,7 @@ fn pool() -> PoolView {
         naming: Naming::Chain,
         tier: Tier::Device,
         closed: true,
+        eviction_age: Some(Duration::from_millis(90_500)),
         replica: ReplicaView {
             state: ReplicaState::Live,
             epoch: Epoch::from_bits(0x4f2a_0001),
@@ -168,6 +169,7 @@ fn a_site_is_shown_with_all_that_is_known_of_it() {
             "id": "0000000000000c5d", "model": "tiny-chat", "source": "engines",
             "block_size": 16, "format": "standard", "naming": "chain", "tier": "device",
             "closed": true,
+            "eviction_age_ms": 90_500.0,
             "state": "live", "stale_ms": null,
             "epoch": "4f2a0001", "sequence": 17, "blocks": 1250, "completeness": "whole",
             "applied": [{"publisher": "0000000000000001", "sequence": 311}],

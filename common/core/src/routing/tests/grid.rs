@@ -157,6 +157,14 @@ impl Site {
         self
     }
 
+    /// It evicts what was not used for so many seconds.
+    pub(crate) fn evicting_at(mut self, seconds: u64) -> Self {
+        for pool in &mut self.view.pools {
+            pool.eviction_age = Some(Duration::from_secs(seconds));
+        }
+        self
+    }
+
     pub(crate) fn queued(mut self, tokens: u64) -> Self {
         self.gateway.queued_tokens = tokens;
         self
@@ -310,6 +318,7 @@ fn pool(id: u64, tier: Tier, depth: u32) -> PoolView {
         naming: Naming::Chain,
         tier,
         closed: true,
+        eviction_age: None,
         replica: replica(Naming::Chain, depth, &[]),
     }
 }

@@ -79,3 +79,16 @@ fn a_pool_that_has_nothing_is_believed_against_what_was_sent() {
     assert_eq!(choice.overlap_tokens, 0);
     assert!(choice.uncached_tokens < 100, "{choice:?}");
 }
+
+#[test]
+fn what_was_just_sent_is_not_evicted_while_the_next_request_waits() {
+    let site = Site::new("fra", 0).warm(50).queued(25_000);
+    let mut case = Case::new(2000, vec![site.evicting_at(1)]);
+    let alone = case.score("fra").overlap;
+    let _sent = sent(&mut case, "fra");
+
+    let beside = case.score("fra").overlap;
+
+    assert_eq!((alone.tokens, alone.expected_tokens), (800, 400));
+    assert_eq!(beside.expected_tokens, 1984);
+}
