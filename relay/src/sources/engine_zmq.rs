@@ -185,12 +185,14 @@ impl<M: Memory> Feed<M> {
     async fn take_live(&mut self, message: Numbered) -> Result<(), Closed> {
         match self.position.live(message.sequence) {
             Live::Apply => return self.apply(message).await,
+            // Whoever can't be asked is believed: it was away for less than `gone_after`.
+            Live::Unproven if self.memory.is_none() => return self.apply(message).await,
             Live::Known => return Ok(()),
             Live::OtherLife => {
                 info!(endpoint = self.config.events, "Publisher restarted");
                 self.end_life(FeedState::Connecting).await?;
             }
-            Live::First | Live::Gap => {}
+            Live::First | Live::Unproven | Live::Gap => {}
         }
         self.begin_or_catch_up().await?;
         self.take_after_repair(message).await
@@ -198,10 +200,7 @@ impl<M: Memory> Feed<M> {
 
     /// Applies a live message that did not fit, now that a replay has done what it could.
     async fn take_after_repair(&mut self, message: Numbered) -> Result<(), Closed> {
-        let mut repaired = self
-            .position
-            .next()
-            .is_some_and(|next| next >= message.sequence);
+        let mut repaired = self.position.has_all_before(message.sequence);
         if !repaired && self.life.is_some() {
             warn!(
                 endpoint = self.config.events,
@@ -213,10 +212,7 @@ impl<M: Memory> Feed<M> {
             self.end_life(FeedState::Connecting).await?;
             // What the publisher still has is better than nothing.
             self.begin_or_catch_up().await?;
-            repaired = self
-                .position
-                .next()
-                .is_some_and(|next| next >= message.sequence);
+            repaired = self.position.has_all_before(message.sequence);
         }
         match self.position.next() {
             Some(next) if next > message.sequence => Ok(()),

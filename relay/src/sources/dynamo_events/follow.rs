@@ -142,6 +142,7 @@ impl Follower {
         }
         let batch = envelope.and_then(|envelope| kv_events(envelope.payload).ok());
         let batch = batch.unwrap_or_else(|| {
+            self.position.forget_ranks();
             refused.count(Refusal::Malformed);
             KvBatch {
                 refused,
@@ -155,7 +156,7 @@ impl Follower {
     async fn apply(&mut self, sequence: u64, mut batch: KvBatch) -> Result<(), Closed> {
         self.refuse_others(&mut batch);
         let new = self.position.is_new();
-        match self.position.advance(sequence, &batch.events) {
+        match self.position.advance(sequence, &mut batch.events) {
             Step::First => self.known = FeedState::Whole,
             Step::Late => self.known = FeedState::Partial,
             Step::Next => {}
