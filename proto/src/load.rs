@@ -45,18 +45,22 @@ fn engine_to_wire(part: &EngineLoad, now: Instant) -> v1::EngineLoad {
         waiting_tokens: part.waiting_tokens,
         kv_use: part.kv_use,
         model_id: part.model.0,
+        kv_cached: part.kv_cached,
+        kv_tokens: part.kv_tokens,
     }
 }
 
 fn engine_from_wire(wire: &v1::EngineLoad, now: Instant) -> Result<EngineLoad, ConvertError> {
-    if wire
-        .kv_use
-        .is_some_and(|share| !(0.0..=1.0).contains(&share))
-    {
-        return Err(ConvertError::invalid(
-            "load.engine.kv_use",
-            "not between 0 and 1",
-        ));
+    let no_share = |share: Option<f32>| share.is_some_and(|it| !(0.0..=1.0).contains(&it));
+    let shares = [
+        ("load.engine.kv_use", wire.kv_use),
+        ("load.engine.kv_cached", wire.kv_cached),
+    ];
+    if let Some((field, _)) = shares.into_iter().find(|(_, share)| no_share(*share)) {
+        return Err(ConvertError::invalid(field, "not between 0 and 1"));
+    }
+    if wire.kv_tokens == Some(0) {
+        return Err(ConvertError::invalid("load.engine.kv_tokens", "no size"));
     }
     Ok(EngineLoad {
         model: ModelId(wire.model_id),
@@ -67,6 +71,8 @@ fn engine_from_wire(wire: &v1::EngineLoad, now: Instant) -> Result<EngineLoad, C
         waiting: wire.waiting,
         waiting_tokens: wire.waiting_tokens,
         kv_use: wire.kv_use,
+        kv_cached: wire.kv_cached,
+        kv_tokens: wire.kv_tokens,
     })
 }
 
@@ -128,9 +134,11 @@ mod tests {
                 rank: 3,
                 at: Instant::from_micros(800),
                 running: 4,
-                waiting: 5,
+                waiting: Some(5),
                 waiting_tokens: Some(6),
                 kv_use: Some(0.5),
+                kv_cached: Some(0.25),
+                kv_tokens: Some(4096),
             }],
             gateway: vec![(
                 ModelId(1),
@@ -158,6 +166,20 @@ mod tests {
     }
 
     #[test]
+    fn what_is_unknown_arrives_as_unknown() {
+        let mut sample = sample();
+        let part = &mut sample.engines[0];
+        (part.waiting, part.waiting_tokens, part.kv_tokens) = (None, None, None);
+        (part.kv_use, part.kv_cached) = (None, None);
+        let now = Instant::from_micros(1000);
+
+        let bytes = prost::Message::encode_to_vec(&load_to_wire(&sample, now));
+        let wire: v1::Load = prost::Message::decode(bytes.as_slice()).unwrap();
+
+        assert_eq!(load_from_wire(&wire, now).unwrap(), sample);
+    }
+
+    #[test]
     fn figures_that_no_load_has_are_refused_by_name() {
         let refused = |change: fn(&mut v1::Load)| {
             let mut wire = load_to_wire(&sample(), Instant::ZERO);
@@ -170,6 +192,14 @@ mod tests {
         assert!(
             refused(|load| load.engines[0].kv_use = Some(f32::NAN))
                 .starts_with("load.engine.kv_use")
+        );
+        assert!(
+            refused(|load| load.engines[0].kv_cached = Some(1.5))
+                .starts_with("load.engine.kv_cached")
+        );
+        assert!(
+            refused(|load| load.engines[0].kv_tokens = Some(0))
+                .starts_with("load.engine.kv_tokens")
         );
         assert!(
             refused(|load| load.gateway[0].arrivals_per_second = -1.0)

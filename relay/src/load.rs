@@ -20,6 +20,7 @@ mod echo;
 mod engine;
 mod exposition;
 mod gateway;
+mod names;
 mod scrape;
 
 /// How often a changed load is told.

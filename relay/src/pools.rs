@@ -28,6 +28,8 @@ mod mirrored;
 mod pool;
 mod resident;
 #[cfg(test)]
+mod streams;
+#[cfg(test)]
 mod tests;
 
 use mirrored::Mirrored;

@@ -32,12 +32,16 @@ pub struct EngineLoad {
     pub at: Instant,
     /// Requests being computed.
     pub running: u32,
-    /// Requests that wait for a place.
-    pub waiting: u32,
+    /// Requests that wait for a place; where that is not told, some may stand among the running.
+    pub waiting: Option<u32>,
     /// Uncached prompt tokens of those that wait.
     pub waiting_tokens: Option<u64>,
-    /// Share of the KV cache in use, 0 to 1.
+    /// Share of the KV cache that requests hold, 0 to 1.
     pub kv_use: Option<f32>,
+    /// Share of the KV cache that is kept for reuse and gives way to requests, 0 to 1.
+    pub kv_cached: Option<f32>,
+    /// Tokens that the KV cache has room for, at least one.
+    pub kv_tokens: Option<u64>,
 }
 
 /// What passes through one relay, or through all of a site's, for one model.
@@ -106,10 +110,15 @@ pub struct EngineSum {
     pub at: Instant,
     /// Requests being computed.
     pub running: u32,
-    /// Requests that wait for a place.
-    pub waiting: u32,
-    /// Mean share of the KV cache in use.
+    /// Requests that wait for a place; `None` unless every rank tells.
+    pub waiting: Option<u32>,
+    /// Share of the KV cache that requests hold, of the ranks that tell: by the sizes of their
+    /// caches, or the plain mean if one of them doesn't tell its size.
     pub kv_use: Option<f32>,
+    /// Share of it that is kept for reuse, likewise.
+    pub kv_cached: Option<f32>,
+    /// Tokens that all KV caches together have room for; `None` unless every rank tells.
+    pub kv_tokens: Option<u64>,
     /// The part that did not come through relays.
     pub foreign: ForeignLoad,
 }
@@ -119,8 +128,8 @@ pub struct EngineSum {
 pub struct ForeignLoad {
     /// Requests, running or waiting.
     pub requests: u32,
-    /// Of these, such as wait.
-    pub waiting: u32,
+    /// Of these, such as wait; `None` where the engines don't tell.
+    pub waiting: Option<u32>,
     /// Uncached prompt tokens that wait, where the engines tell.
     pub waiting_tokens: Option<u64>,
 }

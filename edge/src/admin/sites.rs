@@ -38,6 +38,7 @@
 //!         "model": "tiny-chat",
 //!         "engines": {
 //!           "ranks": 1, "age_ms": 410.0, "running": 0, "waiting": 0, "kv_use": 0.12,
+//!           "kv_cached": 0.61, "kv_tokens": 65536,
 //!           "foreign": {"requests": 0, "waiting": 0, "waiting_tokens": null}
 //!         },
 //!         "gateway": {
@@ -201,15 +202,17 @@ struct Engines {
     ranks: u32,
     age_ms: f64,
     running: u32,
-    waiting: u32,
+    waiting: Option<u32>,
     kv_use: Option<f32>,
+    kv_cached: Option<f32>,
+    kv_tokens: Option<u64>,
     foreign: Foreign,
 }
 
 #[derive(Serialize)]
 struct Foreign {
     requests: u32,
-    waiting: u32,
+    waiting: Option<u32>,
     waiting_tokens: Option<u64>,
 }
 
@@ -360,6 +363,8 @@ impl Engines {
             running: sum.running,
             waiting: sum.waiting,
             kv_use: sum.kv_use,
+            kv_cached: sum.kv_cached,
+            kv_tokens: sum.kv_tokens,
             foreign: Foreign {
                 requests: sum.foreign.requests,
                 waiting: sum.foreign.waiting,

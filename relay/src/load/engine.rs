@@ -1,8 +1,8 @@
 //! What an engine's or a frontend's metrics page says about load.
 //!
-//! Engines (vLLM's names, which Dynamo's workers use too) tell load per rank. A Dynamo frontend
-//! tells it per model; that is used only for models no engine page speaks of, or the same
-//! requests would count twice.
+//! Engines (vLLM, SGLang, TensorRT-LLM; `names` has what each calls things) tell load per rank.
+//! A Dynamo frontend tells it per model; that is used only for models no engine page speaks
+//! of, or the same requests would count twice. What a page doesn't tell stays unknown.
 
 use std::collections::BTreeMap;
 
@@ -10,25 +10,7 @@ use kvgrid_core::load::EngineLoad;
 use kvgrid_core::{Instant, ModelId, ModelName};
 
 use super::exposition::{Sample, samples};
-
-const RUNNING: &str = "vllm:num_requests_running";
-const WAITING: &str = "vllm:num_requests_waiting";
-const KV_USE: &str = "vllm:kv_cache_usage_perc";
-/// What vLLM called it before.
-const KV_USE_OLD: &str = "vllm:gpu_cache_usage_perc";
-const FRONTEND_IN_FLIGHT: &str = "dynamo_frontend_inflight_requests";
-const FRONTEND_QUEUED: &str = "dynamo_frontend_queued_requests";
-const FRONTEND_KV_BLOCKS: &str = "dynamo_frontend_model_total_kv_blocks";
-
-const WANTED: [&str; 7] = [
-    RUNNING,
-    WAITING,
-    KV_USE,
-    KV_USE_OLD,
-    FRONTEND_IN_FLIGHT,
-    FRONTEND_QUEUED,
-    FRONTEND_KV_BLOCKS,
-];
+use super::names::{self, Figure, Speaker};
 
 /// Ranks and models one page may tell of; more are left out.
 const PART_LIMIT: usize = 4096;
@@ -40,6 +22,8 @@ pub(crate) struct Page {
     engines: BTreeMap<(ModelId, u32), Part>,
     /// Per model, from a frontend.
     frontend: BTreeMap<ModelId, Part>,
+    /// Tokens of each rank's KV cache, where the page doesn't say of which model.
+    kv_tokens: BTreeMap<u32, u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -47,39 +31,44 @@ struct Part {
     running: Option<u32>,
     waiting: Option<u32>,
     kv_use: Option<f32>,
+    kv_use_old: Option<f32>,
     kv_blocks: Option<u64>,
+    block_tokens: Option<u64>,
+    kv_tokens: Option<u64>,
+    evictable_tokens: Option<u64>,
 }
 
 impl Page {
     /// Reads a metrics page.
     pub(crate) fn parse(text: &str) -> Self {
         let mut page = Self::default();
-        for sample in samples(text, |name| WANTED.contains(&name)) {
+        for sample in samples(text, |name| names::figure(name).is_some()) {
             page.take(&sample);
         }
         page
     }
 
     fn take(&mut self, sample: &Sample<'_>) -> Option<()> {
-        if sample.name.starts_with("vllm:") {
-            let model = ModelName::new(sample.label("model_name")?).ok()?.id();
-            let rank = sample.label("engine").unwrap_or("0").parse().ok()?;
-            let part = bounded(&mut self.engines, (model, rank))?;
-            match sample.name {
-                RUNNING => part.running = Some(count(sample.value)),
-                WAITING => part.waiting = Some(count(sample.value)),
-                KV_USE => part.kv_use = Some(share(sample.value)),
-                _ => part.kv_use = part.kv_use.or(Some(share(sample.value))),
-            }
-        } else {
-            let model = ModelName::new(sample.label("model")?).ok()?.id();
-            let part = bounded(&mut self.frontend, model)?;
-            match sample.name {
-                FRONTEND_IN_FLIGHT => part.running = Some(count(sample.value)),
-                FRONTEND_QUEUED => part.waiting = Some(count(sample.value)),
-                _ => part.kv_blocks = Some(u64::from(count(sample.value))).filter(|n| *n > 0),
-            }
+        let (speaker, figure) = names::figure(sample.name)?;
+        if figure == Figure::CacheConfig {
+            return self.take_cache_config(sample);
         }
+        let model = ModelName::new(sample.label(speaker.model_label())?)
+            .ok()?
+            .id();
+        let part = match speaker {
+            Speaker::Frontend => bounded(&mut self.frontend, model)?,
+            Speaker::Engine => bounded(&mut self.engines, (model, names::rank(sample)?))?,
+        };
+        part.take(figure, sample.value);
+        Some(())
+    }
+
+    /// vLLM tells the size of its cache by labels.
+    fn take_cache_config(&mut self, sample: &Sample<'_>) -> Option<()> {
+        let number = |name| sample.label(name)?.parse::<u64>().ok();
+        let tokens = number("num_gpu_blocks")?.checked_mul(number("block_size")?)?;
+        *bounded(&mut self.kv_tokens, names::rank(sample)?)? = tokens;
         Some(())
     }
 
@@ -87,6 +76,15 @@ impl Page {
     pub(crate) fn kv_blocks(&self) -> impl Iterator<Item = (ModelId, u64)> {
         let told = |(model, part): (&ModelId, &Part)| Some((*model, part.kv_blocks?));
         self.frontend.iter().filter_map(told)
+    }
+
+    /// A rank's part with all that the page says of it.
+    fn engine(&self, rank: u32, part: &Part) -> Part {
+        let kv_tokens = self.kv_tokens.get(&rank).copied();
+        Part {
+            kv_tokens: part.kv_tokens.or(kv_tokens),
+            ..*part
+        }
     }
 }
 
@@ -99,6 +97,7 @@ pub(crate) fn merge(
     let mut loads = Vec::new();
     for (worker, at, page) in pages {
         for ((model, rank), part) in &page.engines {
+            let part = page.engine(*rank, part);
             loads.extend(part.load(*model, *worker, *rank, *at));
         }
     }
@@ -115,7 +114,26 @@ pub(crate) fn merge(
 }
 
 impl Part {
-    /// A frontend counts those that wait among those in flight.
+    /// Takes a figure in. A rank of several processes is told several times, and each of them
+    /// has the same requests: the largest figure counts.
+    fn take(&mut self, figure: Figure, value: f64) {
+        match figure {
+            Figure::Running => self.running = self.running.max(small(value)),
+            Figure::Waiting => self.waiting = self.waiting.max(small(value)),
+            Figure::KvUse => self.kv_use = larger(self.kv_use, share(value)),
+            Figure::KvUseOld => self.kv_use_old = larger(self.kv_use_old, share(value)),
+            Figure::KvBlocks => self.kv_blocks = self.kv_blocks.max(positive(value)),
+            Figure::BlockTokens => self.block_tokens = self.block_tokens.max(positive(value)),
+            Figure::KvTokens => self.kv_tokens = self.kv_tokens.max(positive(value)),
+            Figure::EvictableTokens => {
+                self.evictable_tokens = self.evictable_tokens.max(count(value));
+            }
+            Figure::CacheConfig => {}
+        }
+    }
+
+    /// A frontend counts those that wait among those in flight; where it doesn't say how many
+    /// wait, all count as running.
     fn of_frontend(self, kv_use: Option<f32>) -> Self {
         let waiting = self.waiting.unwrap_or(0);
         Self {
@@ -127,129 +145,73 @@ impl Part {
 
     /// A load, unless the page did not say how many run.
     fn load(self, model: ModelId, worker: u64, rank: u32, at: Instant) -> Option<EngineLoad> {
+        let blocks = self.kv_blocks.zip(self.block_tokens);
+        let by_blocks = blocks.and_then(|(blocks, tokens)| blocks.checked_mul(tokens));
+        let kv_tokens = self.kv_tokens.or(by_blocks).filter(|tokens| *tokens > 0);
+        let cached = self.evictable_tokens.zip(kv_tokens);
         Some(EngineLoad {
             model,
             worker,
             rank,
             at,
             running: self.running?,
-            waiting: self.waiting.unwrap_or(0),
+            waiting: self.waiting,
             waiting_tokens: None,
-            kv_use: self.kv_use,
+            kv_use: self.kv_use.or(self.kv_use_old),
+            kv_cached: cached
+                .and_then(|(cached, all)| share(approximate(cached) / approximate(all))),
+            kv_tokens,
         })
     }
 }
 
-fn bounded<K: Ord>(parts: &mut BTreeMap<K, Part>, key: K) -> Option<&mut Part> {
+fn bounded<K: Ord, V: Default>(parts: &mut BTreeMap<K, V>, key: K) -> Option<&mut V> {
     if parts.len() >= PART_LIMIT && !parts.contains_key(&key) {
         return None;
     }
     Some(parts.entry(key).or_default())
 }
 
-fn count(value: f64) -> u32 {
+fn larger(known: Option<f32>, told: Option<f32>) -> Option<f32> {
+    match (known, told) {
+        (Some(known), Some(told)) => Some(known.max(told)),
+        (known, told) => known.or(told),
+    }
+}
+
+/// Nothing has fewer than none: what claims that is not known.
+fn count(value: f64) -> Option<u64> {
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "a float to an integer saturates"
     )]
-    let count = value as u32;
-    count
+    let count = value as u64;
+    (value >= 0.0).then_some(count)
 }
 
-fn share(value: f64) -> f32 {
+fn small(value: f64) -> Option<u32> {
+    count(value).map(|count| u32::try_from(count).unwrap_or(u32::MAX))
+}
+
+fn positive(value: f64) -> Option<u64> {
+    count(value).filter(|count| *count > 0)
+}
+
+fn share(value: f64) -> Option<f32> {
     #[allow(
         clippy::cast_possible_truncation,
         reason = "a share needs no more digits"
     )]
     let share = value as f32;
-    share.clamp(0.0, 1.0)
+    (value >= 0.0).then(|| share.min(1.0))
+}
+
+fn approximate(count: u64) -> f64 {
+    #[allow(clippy::cast_precision_loss, reason = "a share needs no more digits")]
+    let count = count as f64;
+    count
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const ENGINE: &str = "vllm:num_requests_running{engine=\"0\",model_name=\"m\"} 3\n\
-        vllm:num_requests_waiting{engine=\"0\",model_name=\"m\"} 2\n\
-        vllm:num_requests_running{engine=\"1\",model_name=\"m\"} 1\n\
-        vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"m\"} 0.5\n\
-        vllm:gpu_cache_usage_perc{engine=\"0\",model_name=\"m\"} 0.9\n";
-    const FRONTEND: &str = "dynamo_frontend_inflight_requests{model=\"m\"} 7\n\
-        dynamo_frontend_queued_requests{model=\"m\"} 2\n\
-        dynamo_frontend_model_total_kv_blocks{model=\"m\"} 2048\n";
-
-    fn model() -> ModelId {
-        ModelName::new("m").unwrap().id()
-    }
-
-    fn merged(pages: &[&str]) -> Vec<EngineLoad> {
-        let pages: Vec<_> = (1..)
-            .zip(pages)
-            .map(|(worker, text)| (worker, Instant::ZERO, Page::parse(text)))
-            .collect();
-        merge(&pages, &BTreeMap::new())
-    }
-
-    #[test]
-    fn an_engine_tells_load_per_rank() {
-        let loads = merged(&[ENGINE]);
-
-        assert_eq!(loads.len(), 2);
-        assert_eq!(
-            (loads[0].rank, loads[0].running, loads[0].waiting),
-            (0, 3, 2)
-        );
-        assert_eq!(loads[0].kv_use, Some(0.5));
-        assert_eq!(
-            (loads[1].rank, loads[1].running, loads[1].kv_use),
-            (1, 1, None)
-        );
-    }
-
-    #[test]
-    fn a_frontend_counts_the_waiting_among_those_in_flight() {
-        let loads = merged(&[FRONTEND]);
-
-        assert_eq!(loads.len(), 1);
-        assert_eq!((loads[0].running, loads[0].waiting), (5, 2));
-        let blocks: Vec<_> = Page::parse(FRONTEND).kv_blocks().collect();
-        assert_eq!(blocks, [(model(), 2048)]);
-    }
-
-    #[test]
-    fn what_workers_say_of_their_use_stands_beside_the_frontends_counts() {
-        let page = |text| (1, Instant::ZERO, Page::parse(text));
-        let usage = BTreeMap::from([(model(), 0.25)]);
-
-        let frontend = merge(&[page(FRONTEND)], &usage);
-        let engine = merge(&[page(ENGINE)], &usage);
-        let nobody = merge(&[], &usage);
-
-        assert_eq!(frontend[0].kv_use, Some(0.25));
-        assert_eq!(engine[0].kv_use, Some(0.5), "the engine knows better");
-        assert_eq!(nobody, [], "how full a cache is says nothing of requests");
-    }
-
-    #[test]
-    fn a_frontend_is_not_counted_beside_its_engines() {
-        let loads = merged(&[FRONTEND, ENGINE]);
-
-        assert_eq!(loads.iter().map(|load| load.running).sum::<u32>(), 4);
-    }
-
-    #[test]
-    fn a_page_that_tells_nothing_of_load_is_no_idle_engine() {
-        assert!(merged(&["vllm:kv_cache_usage_perc{model_name=\"m\"} 0.5\nup 1\n"]).is_empty());
-    }
-
-    #[test]
-    fn values_out_of_range_saturate() {
-        let loads = merged(&["vllm:num_requests_running{model_name=\"m\"} -4\n\
-             vllm:num_requests_waiting{model_name=\"m\"} 1e30\n\
-             vllm:kv_cache_usage_perc{model_name=\"m\"} 7\n"]);
-
-        assert_eq!((loads[0].running, loads[0].waiting), (0, u32::MAX));
-        assert_eq!(loads[0].kv_use, Some(1.0));
-    }
-}
+mod tests;

@@ -30,6 +30,8 @@ mod position;
 mod tests;
 mod usage;
 
+#[cfg(test)]
+pub(crate) use follow::scripted;
 pub(crate) use nats::{NatsLogin, NatsSettings};
 pub(crate) use usage::Usage;
 

@@ -16,13 +16,17 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 
-use super::zmq::{Heard, Numbered, Replay, SocketError, Subscription};
+use super::zmq::{Heard, Numbered, ReplayPort, SocketError, Subscription};
 use super::{FeedId, FeedState, SourceEvent};
 
+mod memory;
 mod position;
+#[cfg(test)]
+pub(crate) mod scripted;
 #[cfg(test)]
 mod tests;
 
+use memory::{Memory, Recall};
 use position::{Live, Position, Replayed};
 
 /// When a subscription is surely in place; what was published before it may have been missed.
@@ -56,18 +60,9 @@ pub(crate) struct FeedConfig {
 
 /// Follows one publisher until the pool task is gone. May be dropped at any time.
 pub(crate) async fn run(id: FeedId, config: FeedConfig, events: mpsc::Sender<SourceEvent>) {
-    let feed = Feed {
-        id,
-        decoder: Decoder::new(config.decoder),
-        config,
-        position: Position::default(),
-        life: None,
-        late: false,
-        state: FeedState::Connecting,
-        events,
-    };
+    let memory = config.replay.clone().map(ReplayPort);
     // The only error is that nobody listens any more.
-    let Err(Closed) = feed.run().await;
+    let Err(Closed) = Feed::new(id, config, memory, events).run().await;
 }
 
 /// The pool task has ended.
@@ -91,9 +86,11 @@ enum CatchUp {
     OtherLife,
 }
 
-struct Feed {
+struct Feed<M> {
     id: FeedId,
     config: FeedConfig,
+    /// Where the publisher's past can be asked for, if it keeps it.
+    memory: Option<M>,
     decoder: Decoder,
     position: Position,
     /// The life that has blocks.
@@ -104,7 +101,26 @@ struct Feed {
     events: mpsc::Sender<SourceEvent>,
 }
 
-impl Feed {
+impl<M: Memory> Feed<M> {
+    fn new(
+        id: FeedId,
+        config: FeedConfig,
+        memory: Option<M>,
+        events: mpsc::Sender<SourceEvent>,
+    ) -> Self {
+        Self {
+            id,
+            decoder: Decoder::new(config.decoder),
+            config,
+            memory,
+            position: Position::default(),
+            life: None,
+            late: false,
+            state: FeedState::Connecting,
+            events,
+        }
+    }
+
     async fn run(mut self) -> Result<std::convert::Infallible, Closed> {
         loop {
             let subscription = self.connect().await?;
@@ -128,11 +144,7 @@ impl Feed {
     /// Follows a connection to its end.
     async fn follow(&mut self, mut subscription: Subscription) -> Result<(), Closed> {
         info!(endpoint = self.config.events, "Publisher connected");
-        self.position.connected();
-        if self.life.is_none() {
-            self.set_state(FeedState::Connecting).await?;
-        }
-        self.begin_or_catch_up().await?;
+        self.connected().await?;
         let mut check_at = Instant::now() + FIRST_CHECK;
         let mut failed_checks = 0;
         loop {
@@ -161,15 +173,26 @@ impl Feed {
         }
     }
 
+    async fn connected(&mut self) -> Result<(), Closed> {
+        self.position.connected();
+        if self.life.is_none() {
+            self.set_state(FeedState::Connecting).await?;
+        }
+        self.begin_or_catch_up().await?;
+        Ok(())
+    }
+
     async fn take_live(&mut self, message: Numbered) -> Result<(), Closed> {
         match self.position.live(message.sequence) {
             Live::Apply => return self.apply(message).await,
+            // Whoever can't be asked is believed: it was away for less than `gone_after`.
+            Live::Unproven if self.memory.is_none() => return self.apply(message).await,
             Live::Known => return Ok(()),
             Live::OtherLife => {
                 info!(endpoint = self.config.events, "Publisher restarted");
                 self.end_life(FeedState::Connecting).await?;
             }
-            Live::First | Live::Gap => {}
+            Live::First | Live::Unproven | Live::Gap => {}
         }
         self.begin_or_catch_up().await?;
         self.take_after_repair(message).await
@@ -177,10 +200,7 @@ impl Feed {
 
     /// Applies a live message that did not fit, now that a replay has done what it could.
     async fn take_after_repair(&mut self, message: Numbered) -> Result<(), Closed> {
-        let mut repaired = self
-            .position
-            .next()
-            .is_some_and(|next| next >= message.sequence);
+        let mut repaired = self.position.has_all_before(message.sequence);
         if !repaired && self.life.is_some() {
             warn!(
                 endpoint = self.config.events,
@@ -192,10 +212,7 @@ impl Feed {
             self.end_life(FeedState::Connecting).await?;
             // What the publisher still has is better than nothing.
             self.begin_or_catch_up().await?;
-            repaired = self
-                .position
-                .next()
-                .is_some_and(|next| next >= message.sequence);
+            repaired = self.position.has_all_before(message.sequence);
         }
         match self.position.next() {
             Some(next) if next > message.sequence => Ok(()),
@@ -211,13 +228,13 @@ impl Feed {
     /// Replays what is missing, from the beginning of a life if need be. `false`: the
     /// publisher did not answer. Without a replay port there is nothing to do.
     async fn begin_or_catch_up(&mut self) -> Result<bool, Closed> {
-        let Some(endpoint) = self.config.replay.clone() else {
+        if self.memory.is_none() {
             return Ok(true);
-        };
+        }
         let mut attempts = REPAIR_ATTEMPTS;
         while attempts > 0 {
             let before = self.position.next();
-            match self.replay(&endpoint).await? {
+            match self.replay().await? {
                 CatchUp::Done => {
                     self.set_state_of_new_life().await?;
                     return Ok(true);
@@ -230,7 +247,7 @@ impl Feed {
                     attempts -= 1;
                 }
                 CatchUp::Failed(error) => {
-                    warn!(endpoint, %error, "Replay failed");
+                    warn!(endpoint = self.config.replay, %error, "Replay failed");
                     return Ok(false);
                 }
             }
@@ -238,13 +255,16 @@ impl Feed {
         Ok(true)
     }
 
-    async fn replay(&mut self, endpoint: &str) -> Result<CatchUp, Closed> {
+    async fn replay(&mut self) -> Result<CatchUp, Closed> {
         let from = if self.late {
             0
         } else {
             self.position.replay_from()
         };
-        let mut replay = match Replay::open(endpoint, from).await {
+        let Some(memory) = &self.memory else {
+            return Ok(CatchUp::Done);
+        };
+        let mut replay = match memory.recall(from).await {
             Ok(replay) => replay,
             Err(error) => return Ok(CatchUp::Failed(error)),
         };

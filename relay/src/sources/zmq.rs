@@ -133,6 +133,9 @@ impl Disconnected {
     }
 }
 
+/// The address of a publisher's replay socket.
+pub(super) struct ReplayPort(pub(super) String);
+
 /// A replay under way.
 pub(super) struct Replay {
     socket: DealerSocket,

@@ -35,7 +35,7 @@ pub struct RankEvent {
     pub rank: u32,
     /// Counts this rank's events from [`FIRST_EVENT`] on, without holes.
     pub number: u64,
-    /// What changed; `None` if it was refused.
+    /// What changed; `None` if it was refused, or can't be believed for what comes after it.
     pub event: Option<KvEvent>,
 }
 
@@ -104,12 +104,14 @@ impl KvBatch {
     fn take(&mut self, event: Reader<'_>) {
         let Ok(raw) = RawEvent::read(event) else {
             // Without its number nobody knows what is missing now.
-            self.unsound = true;
+            self.lose_track();
             self.refused.count(Refusal::Malformed);
             return;
         };
         let event = raw.event().map_err(|refusal| {
-            self.unsound |= refusal == Refusal::Malformed;
+            if refusal == Refusal::Malformed {
+                self.lose_track();
+            }
             self.refused.count(refusal);
         });
         self.events.push(RankEvent {
@@ -118,6 +120,12 @@ impl KvBatch {
             number: raw.number,
             event: event.ok(),
         });
+    }
+
+    /// What was stored so far may be gone, in this message as in those before it.
+    fn lose_track(&mut self) {
+        self.unsound = true;
+        self.events.iter_mut().for_each(|event| event.event = None);
     }
 }
 

@@ -48,13 +48,22 @@ pub struct EngineBatch {
     pub at: f64,
     /// The data-parallel rank that the message names.
     pub rank: Option<u32>,
-    /// The events in order.
+    /// The events in order; if the message is unsound, those after the last refusal that makes
+    /// it so.
     pub events: Vec<KvEvent>,
     /// What was refused, by reason.
     pub refused: Refusals,
     /// Whether something was refused that may have been a removal, so that blocks may be gone
     /// which still look held.
     pub unsound: bool,
+}
+
+impl EngineBatch {
+    /// What was stored so far may be gone, in this message as in those before it.
+    fn lose_track(&mut self) {
+        self.unsound = true;
+        self.events.clear();
+    }
 }
 
 /// Decodes the messages of one publisher's life.
@@ -107,13 +116,15 @@ impl Decoder {
             Ok((Kind::Stored, fields)) => self.stored(rank, &fields, &mut batch.refused),
             Ok((Kind::Removed, fields)) => {
                 let removed = self.removed(rank, &fields);
-                batch.unsound |= removed == Err(Refusal::Malformed);
+                if removed == Err(Refusal::Malformed) {
+                    batch.lose_track();
+                }
                 removed.map(Some)
             }
             Ok((Kind::Cleared, fields)) => self.cleared(rank, &fields).map(Some),
             Ok((Kind::Unknown, _)) => Err(Refusal::UnknownType),
             Err(_) => {
-                batch.unsound = true;
+                batch.lose_track();
                 Err(Refusal::Malformed)
             }
         };

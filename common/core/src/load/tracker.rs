@@ -102,7 +102,8 @@ impl LoadTracker {
             .retain(|_, part| now.saturating_since(part.at) <= ENGINE_FORGOTTEN_AFTER);
         for part in engines {
             let key = (part.model, part.worker, part.rank);
-            let stale = self.engines.get(&key).map(|known| known.at > part.at);
+            let known = self.engines.get(&key);
+            let stale = known.map(|known| newness(known) > newness(&part));
             // A site's relays scrape the same engines: past twice one report's limit, parts
             // of new engines are dropped until old ones are forgotten.
             if stale == Some(false) || (stale.is_none() && self.engines.len() < 2 * PARTS) {
@@ -124,30 +125,26 @@ impl LoadTracker {
     fn sum_engines(&self, model: ModelId, parts: &[&EngineLoad]) -> Option<EngineSum> {
         let at = parts.iter().map(|part| part.at).min()?;
         let scraped = parts.iter().map(|part| part.at).max()?;
-        let sum = |value: fn(&EngineLoad) -> u32| {
-            parts
-                .iter()
-                .fold(0_u32, |sum, part| sum.saturating_add(value(part)))
-        };
-        let (running, waiting) = (sum(|part| part.running), sum(|part| part.waiting));
-        let tokens = parts
-            .iter()
-            .map(|part| part.waiting_tokens)
-            .try_fold(0_u64, |sum, tokens| Some(sum.saturating_add(tokens?)));
+        let running = sum(parts, |part| Some(part.running.into()));
+        let waiting = sum(parts, |part| part.waiting.map(u64::from));
+        let (running, waiting) = (running.map_or(0, small), waiting.map(small));
+        let tokens = sum(parts, |part| part.waiting_tokens);
         let gateway = self
             .sum_gateways(model, Some(scraped))
             .map_or_else(GatewayLoad::default, |sum| sum.load);
-        let requests = running.saturating_add(waiting);
+        let requests = running.saturating_add(waiting.unwrap_or(0));
         let foreign = requests.saturating_sub(gateway.in_flight);
         Some(EngineSum {
             ranks: u32::try_from(parts.len()).unwrap_or(u32::MAX),
             at,
             running,
             waiting,
-            kv_use: mean(parts.iter().filter_map(|part| part.kv_use)),
+            kv_use: overall(parts, |part| part.kv_use),
+            kv_cached: overall(parts, |part| part.kv_cached),
+            kv_tokens: sum(parts, |part| part.kv_tokens),
             foreign: ForeignLoad {
                 requests: foreign,
-                waiting: foreign.min(waiting),
+                waiting: waiting.map(|waiting| foreign.min(waiting)),
                 waiting_tokens: tokens.map(|all| all.saturating_sub(gateway.queued_tokens)),
             },
         })
@@ -208,6 +205,52 @@ impl RelayPart {
             listed.map_or_else(GatewayLoad::default, |(_, load)| *load),
         ))
     }
+}
+
+/// Two relays' word on one scrape may differ in what they could read; whose comes last must
+/// not decide.
+fn newness(part: &EngineLoad) -> impl Ord {
+    let share = |share: Option<f32>| share.map(f32::to_bits);
+    (
+        (part.at, part.running, part.waiting, part.waiting_tokens),
+        (share(part.kv_use), share(part.kv_cached), part.kv_tokens),
+    )
+}
+
+/// The sum over all parts; `None` unless each has it.
+fn sum(parts: &[&EngineLoad], value: impl Fn(&EngineLoad) -> Option<u64>) -> Option<u64> {
+    let mut values = parts.iter().map(|part| value(part));
+    values.try_fold(0_u64, |sum, value| Some(sum.saturating_add(value?)))
+}
+
+fn small(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+/// A share of all caches whose ranks tell it, by their sizes if all of these are known.
+fn overall(parts: &[&EngineLoad], share: impl Fn(&EngineLoad) -> Option<f32>) -> Option<f32> {
+    let told = parts.iter().filter_map(|part| Some((share(part)?, part)));
+    let told: Vec<_> = told.filter(|(share, _)| share.is_finite()).collect();
+    let sizes = told.iter().map(|(_, part)| part.kv_tokens);
+    let Some(sizes) = sizes.collect::<Option<Vec<u64>>>() else {
+        return mean(told.iter().map(|(share, _)| *share));
+    };
+    let size = |size: u64| {
+        #[allow(clippy::cast_precision_loss, reason = "a share needs no more digits")]
+        let size = size as f64;
+        size
+    };
+    let all: f64 = sizes.iter().map(|it| size(*it)).sum();
+    let held = told
+        .iter()
+        .zip(&sizes)
+        .map(|((share, _), of)| f64::from(*share) * size(*of));
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "a share needs no more digits"
+    )]
+    let share = (held.sum::<f64>() / all) as f32;
+    (all > 0.0).then(|| share.clamp(0.0, 1.0))
 }
 
 /// The mean of the finite numbers among `values`.

@@ -6,8 +6,8 @@
 //!
 //! The queue is counted in uncached prompt tokens: what relays have sent on and not seen
 //! answered, what waits in the engines past them, and this edge's own requests that the
-//! relays' reports do not include yet. Where load is not known, the wait is at least the
-//! policy's `unknown_queue_ms`, so that silence is never taken for idleness.
+//! relays' reports do not include yet. Where load is not known, or not how many wait, the wait
+//! is at least the policy's `unknown_queue_ms`, so that silence is never taken for idleness.
 
 use core::time::Duration;
 
@@ -71,7 +71,7 @@ pub struct Score {
     pub prompt_tokens: u32,
     /// Tokens to compute, as far as expected.
     pub uncached_tokens: u32,
-    /// Whether the site's load is known and fresh.
+    /// Whether the site's load is known and fresh, the requests that wait included.
     pub load_known: bool,
     /// Ranks' worth of KV cache that is free; requests in the queue stand in the cost.
     pub spare: f64,
@@ -145,7 +145,8 @@ impl<'a> Load<'a> {
         let policy = local.policy;
         let load = site.load.model(model);
         let fresh = |load: &ModelLoad| {
-            load.fresh_engines(now, policy.load_stale_after).is_some()
+            let engines = load.fresh_engines(now, policy.load_stale_after);
+            engines.is_some_and(|sum| backlog(sum, policy).is_some())
                 && load.fresh_gateway(now, policy.load_stale_after).is_some()
         };
         let engines = load.and_then(|load| load.engines.as_ref());
@@ -170,10 +171,8 @@ impl<'a> Load<'a> {
     fn queue_ms(&self, policy: &Policy) -> f64 {
         let gateway = self.load.and_then(|load| load.gateway.as_ref());
         let relayed = gateway.map_or(0.0, |sum| sum.load.queued_tokens as f64);
-        let foreign = self.engines.map_or(0.0, |sum| {
-            let tokens = sum.foreign.waiting_tokens.map(|tokens| tokens as f64);
-            tokens.unwrap_or(f64::from(sum.foreign.waiting) * policy.assumed_request_tokens)
-        });
+        let foreign = self.engines.and_then(|sum| backlog(sum, policy));
+        let foreign = foreign.unwrap_or(0.0);
         let wait = |tokens: f64| tokens * self.ms_per_token / self.ranks;
         let reported = wait(relayed + foreign);
         let reported = if self.known {
@@ -202,6 +201,14 @@ impl<'a> Load<'a> {
             0.0
         }
     }
+}
+
+/// Uncached prompt tokens that wait in the engines past the relays, as far as that is told.
+fn backlog(sum: &EngineSum, policy: &Policy) -> Option<f64> {
+    let foreign = &sum.foreign;
+    let tokens = foreign.waiting_tokens.map(|tokens| tokens as f64);
+    let requests = foreign.waiting.map(f64::from);
+    tokens.or(requests.map(|waiting| waiting * policy.assumed_request_tokens))
 }
 
 /// Own requests above each relay's echo, over all of the site's relays.

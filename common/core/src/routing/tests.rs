@@ -286,6 +286,16 @@ fn an_old_report_of_a_long_queue_still_counts() {
 }
 
 #[test]
+fn engines_that_do_not_say_how_many_wait_are_not_taken_for_idle() {
+    let case = Case::new(100, vec![Site::new("fra", 4).without_queue()]);
+
+    let score = case.score("fra");
+
+    assert!(!score.load_known);
+    assert!(score.cost.queue_ms > 0.0);
+}
+
+#[test]
 fn foreign_requests_that_wait_are_part_of_the_queue() {
     let case = Case::new(100, vec![Site::new("fra", 4).foreign_waiting(3)]);
 

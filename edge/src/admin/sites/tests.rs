@@ -99,8 +99,10 @@ fn load() -> ModelLoad {
             ranks: 1,
             at: Instant::ZERO,
             running: 2,
-            waiting: 1,
+            waiting: Some(1),
             kv_use: Some(0.25),
+            kv_cached: Some(0.5),
+            kv_tokens: None,
             foreign: ForeignLoad::default(),
         }),
         gateway: Some(GatewaySum {
@@ -181,7 +183,8 @@ fn a_site_is_shown_with_all_that_is_known_of_it() {
                 "model": "tiny-chat",
                 "engines": {
                     "ranks": 1, "running": 2, "waiting": 1, "kv_use": 0.25,
-                    "foreign": {"requests": 0, "waiting": 0, "waiting_tokens": null},
+                    "kv_cached": 0.5, "kv_tokens": null,
+                    "foreign": {"requests": 0, "waiting": null, "waiting_tokens": null},
                 },
                 "gateway": {
                     "in_flight": 3, "queued_tokens": 500, "arrivals_per_s": 0.5,

@@ -18,6 +18,9 @@ use super::position::{Position, Step};
 use crate::discovery::WorkerRank;
 use crate::sources::{FeedId, FeedState, SourceEvent};
 
+#[cfg(test)]
+pub(crate) mod scripted;
+
 /// When a subscription is surely in place; what was published before it may have been missed.
 const SETTLED: Duration = Duration::from_millis(500);
 
@@ -49,17 +52,7 @@ impl Follow {
     /// Follows until `stop`, and then tells that it is gone with all it had.
     pub(super) async fn run(self, stop: CancellationToken, events: mpsc::Sender<SourceEvent>) {
         let (feed, publisher) = (self.feed, self.voice.publisher);
-        let state = FeedState::Connecting;
-        let mut follower = Follower {
-            known: match self.late {
-                true => FeedState::Partial,
-                false => FeedState::Whole,
-            },
-            follow: self,
-            position: Position::default(),
-            state,
-            events: events.clone(),
-        };
+        let mut follower = Follower::new(self, events.clone());
         // What is cut off is a message that was not told: it is gone with the publisher.
         if stop.run_until_cancelled(follower.run()).await.is_some() {
             return;
@@ -84,6 +77,19 @@ struct Follower {
 }
 
 impl Follower {
+    fn new(follow: Follow, events: mpsc::Sender<SourceEvent>) -> Self {
+        Self {
+            known: match follow.late {
+                true => FeedState::Partial,
+                false => FeedState::Whole,
+            },
+            follow,
+            position: Position::default(),
+            state: FeedState::Connecting,
+            events,
+        }
+    }
+
     /// Ends only when nobody listens any more.
     async fn run(&mut self) -> Closed {
         loop {
@@ -136,6 +142,7 @@ impl Follower {
         }
         let batch = envelope.and_then(|envelope| kv_events(envelope.payload).ok());
         let batch = batch.unwrap_or_else(|| {
+            self.position.forget_ranks();
             refused.count(Refusal::Malformed);
             KvBatch {
                 refused,
@@ -149,7 +156,7 @@ impl Follower {
     async fn apply(&mut self, sequence: u64, mut batch: KvBatch) -> Result<(), Closed> {
         self.refuse_others(&mut batch);
         let new = self.position.is_new();
-        match self.position.advance(sequence, &batch.events) {
+        match self.position.advance(sequence, &mut batch.events) {
             Step::First => self.known = FeedState::Whole,
             Step::Late => self.known = FeedState::Partial,
             Step::Next => {}

@@ -94,8 +94,9 @@ impl Ear {
 pub(super) struct Message {
     /// Its number, as its carrier says.
     pub(super) sequence: u64,
-    bytes: Bytes,
-    framed: bool,
+    pub(super) bytes: Bytes,
+    /// Whether a frame is around it.
+    pub(super) framed: bool,
 }
 
 impl Message {

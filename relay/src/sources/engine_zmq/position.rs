@@ -15,6 +15,8 @@ pub(super) enum Live {
     First,
     /// Apply it.
     Apply,
+    /// It would be the next, if it is the same life: only a replay can prove that.
+    Unproven,
     /// It was applied before.
     Known,
     /// Messages before it are missing.
@@ -66,6 +68,11 @@ impl Position {
         self.next
     }
 
+    /// Whether everything before this sequence was applied, for certain of the same life.
+    pub(super) fn has_all_before(&self, sequence: u64) -> bool {
+        !self.unverified && self.next.is_some_and(|next| next >= sequence)
+    }
+
     /// From where to replay: our last message again, to see that it is the same life.
     pub(super) fn replay_from(&self) -> u64 {
         self.last.map_or(0, |last| last.sequence)
@@ -80,7 +87,10 @@ impl Position {
         if before.is_some_and(|before| sequence <= before) {
             Live::OtherLife
         } else if sequence == next {
-            Live::Apply
+            match self.unverified {
+                true => Live::Unproven,
+                false => Live::Apply,
+            }
         } else if sequence > next {
             Live::Gap
         } else if self.unverified {
@@ -266,6 +276,18 @@ mod tests {
         position.connected();
 
         assert_eq!(position.live(0), Live::OtherLife);
+    }
+
+    #[test]
+    fn after_a_reconnection_the_next_sequence_proves_nothing() {
+        let mut position = after(4);
+        position.connected();
+
+        assert_eq!(position.live(5), Live::Unproven);
+        assert!(!position.has_all_before(5));
+
+        assert_eq!(position.replayed(true, 4, &payload(4)), Replayed::Known);
+        assert!(position.has_all_before(5));
     }
 
     #[test]

@@ -234,6 +234,17 @@ fn a_removal_that_is_not_understood_makes_the_rest_unsound() {
 }
 
 #[test]
+fn what_stands_before_a_removal_that_is_not_understood_is_not_believed() {
+    let removed = json!({"removed": {"block_hashes": ["a"]}});
+    let good = || event(&stored(), &json!({}));
+
+    let batch = batch(&json!([good(), event(&removed, &json!({})), good()]));
+
+    let kept: Vec<_> = batch.events.iter().map(|it| it.event.is_some()).collect();
+    assert_eq!(kept, [false, false, true], "numbers are kept");
+}
+
+#[test]
 fn a_frame_that_lies_about_itself_is_refused() {
     let good = EVICTIONS[0];
     let mut longer = good.to_vec();

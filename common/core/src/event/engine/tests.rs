@@ -367,6 +367,18 @@ fn an_event_that_makes_no_sense_costs_itself_only() {
 }
 
 #[test]
+fn what_stands_before_a_removal_that_is_not_understood_is_not_believed() {
+    for broken in [A(vec![S("BlockRemoved")]), U(7)] {
+        let later = stored_map(vec![("block_hashes", numbers([20]))]);
+
+        let batch = decode(vec![stored_map(vec![]), broken, later]);
+
+        assert!(batch.unsound);
+        assert_eq!(batch.events, [run(None, &[(20, FIRST)])]);
+    }
+}
+
+#[test]
 fn adapters_enter_the_hash() {
     let by_key = decode(vec![stored_map(vec![("lora_name", S("adapter-a"))])]);
     let by_place = decode(vec![stored_array(vec![U(3), Nil, S("adapter-a")])]);

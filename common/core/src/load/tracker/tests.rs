@@ -19,9 +19,11 @@ fn engine(worker: u64, ms: u64, running: u32, waiting: u32) -> EngineLoad {
         rank: 0,
         at: at(ms),
         running,
-        waiting,
+        waiting: Some(waiting),
         waiting_tokens: None,
         kv_use: None,
+        kv_cached: None,
+        kv_tokens: None,
     }
 }
 
@@ -92,7 +94,7 @@ fn foreign_load_subtracts_the_gateway_at_scrape_time() {
     ]);
 
     let foreign = load.engines.unwrap().foreign;
-    assert_eq!((foreign.requests, foreign.waiting), (6, 2));
+    assert_eq!((foreign.requests, foreign.waiting), (6, Some(2)));
 }
 
 #[test]
@@ -108,6 +110,48 @@ fn foreign_tokens_are_unknown_unless_every_engine_tells() {
 
     assert_eq!(tokens(vec![telling(1, Some(1000))]), Some(600));
     assert_eq!(tokens(vec![telling(1, Some(1000)), telling(2, None)]), None);
+}
+
+#[test]
+fn a_sum_is_unknown_where_a_part_is() {
+    let silent = EngineLoad {
+        waiting: None,
+        ..engine(2, 10, 4, 0)
+    };
+    let sized = EngineLoad {
+        kv_tokens: Some(100),
+        ..engine(1, 10, 1, 3)
+    };
+
+    let load = merged(vec![("a", sample(10, vec![sized, silent], vec![]))]);
+
+    let engines = load.engines.unwrap();
+    assert_eq!((engines.running, engines.waiting), (5, None));
+    assert_eq!(engines.foreign.waiting, None);
+    assert_eq!((engines.kv_use, engines.kv_tokens), (None, None));
+}
+
+#[test]
+fn the_use_of_caches_is_weighed_by_their_sizes() {
+    let with = |worker, kv_use, kv_tokens| EngineLoad {
+        kv_use: Some(kv_use),
+        kv_tokens,
+        ..engine(worker, 10, 0, 0)
+    };
+    let overall = |engines| {
+        let load = merged(vec![("a", sample(10, engines, vec![]))]);
+        load.engines.unwrap()
+    };
+
+    let sized = overall(vec![with(1, 1.0, Some(100)), with(2, 0.0, Some(300))]);
+    let unsized_ = overall(vec![with(1, 1.0, Some(100)), with(2, 0.0, None)]);
+
+    assert_eq!((sized.kv_use, sized.kv_tokens), (Some(0.25), Some(400)));
+    assert_eq!((unsized_.kv_use, unsized_.kv_tokens), (Some(0.5), None));
+    assert_eq!(
+        sized.kv_cached, None,
+        "what requests hold is not what is kept"
+    );
 }
 
 #[test]
@@ -157,7 +201,93 @@ fn too_many_parts_are_refused_and_change_nothing() {
     assert_eq!(tracker.snapshot(), SiteLoad::default());
 }
 
+/// What a rank may say of itself.
+fn any_engine() -> impl Strategy<Value = EngineLoad> {
+    let share = || prop::option::of((0_u8..=10).prop_map(|tenths| f32::from(tenths) / 10.0));
+    let counts = (
+        0_u32..9,
+        prop::option::of(0_u32..9),
+        prop::option::of(0_u64..999),
+    );
+    let size = prop::option::of(1_u64..999);
+    (0_u64..3, 0_u64..40, counts, share(), share(), size).prop_map(
+        |(worker, ms, (running, waiting, waiting_tokens), kv_use, kv_cached, kv_tokens)| {
+            EngineLoad {
+                waiting,
+                waiting_tokens,
+                kv_use,
+                kv_cached,
+                kv_tokens,
+                ..engine(worker, ms, running, 0)
+            }
+        },
+    )
+}
+
 proptest! {
+    #[test]
+    fn what_relays_report_merges_alike_in_whatever_order_they_come(
+        reports in prop::collection::vec(
+            (prop::collection::vec(any_engine(), 0..4), 0_u32..9, 0_u64..999),
+            1..8,
+        ),
+        seed: u64,
+    ) {
+        let merge = |order: &[usize]| {
+            let mut tracker = LoadTracker::default();
+            for at in order {
+                let (engines, in_flight, tokens) = reports[*at].clone();
+                let sample = sample(40, engines, gateway(in_flight, tokens));
+                tracker.handle_sample(&relay(&at.to_string()), sample, Instant::from_micros(40_000)).unwrap();
+            }
+            tracker.snapshot()
+        };
+        let told: Vec<usize> = (0..reports.len()).collect();
+        let mut shuffled = told.clone();
+        shuffled.sort_by_key(|at| (*at as u64 + 1).wrapping_mul(seed | 1).rotate_left(17));
+
+        let load = merge(&told);
+
+        prop_assert_eq!(&merge(&shuffled), &load);
+        for engines in load.models.iter().filter_map(|model| model.engines) {
+            let foreign = engines.foreign;
+            let all = engines.running + engines.waiting.unwrap_or(0);
+            prop_assert!(foreign.requests <= all);
+            prop_assert!(foreign.waiting <= engines.waiting);
+            for share in [engines.kv_use, engines.kv_cached].into_iter().flatten() {
+                prop_assert!((0.0..=1.0).contains(&share));
+            }
+        }
+    }
+
+    /// Requests come by relays or past them, and engines count both.
+    #[test]
+    fn a_request_is_counted_once_whichever_way_it_came(
+        by_relay in prop::collection::vec(0_u32..9, 1..4),
+        past in 0_u32..9,
+        ranks in 1_u32..4,
+        waiting in 0_u32..20,
+    ) {
+        let through: u32 = by_relay.iter().sum();
+        let all = through + past;
+        let waiting = waiting.min(all);
+        let share = |of: u32, rank| of / ranks + u32::from(rank < of % ranks);
+        let engines = |rank: u32| engine(rank.into(), 20, share(all - waiting, rank), share(waiting, rank));
+        let engines: Vec<_> = (0..ranks).map(engines).collect();
+        let mut tracker = LoadTracker::default();
+        for (at, in_flight) in by_relay.iter().enumerate() {
+            // Each relay of the site scrapes all engines.
+            let sample = sample(20, engines.clone(), gateway(*in_flight, 0));
+            tracker.handle_sample(&relay(&at.to_string()), sample, Instant::from_micros(20_000)).unwrap();
+        }
+
+        let load = tracker.snapshot().model(MODEL).unwrap().clone();
+
+        let foreign = load.engines.unwrap().foreign;
+        prop_assert_eq!(load.gateway.unwrap().load.in_flight + foreign.requests, all);
+        prop_assert_eq!(foreign.waiting, Some(past.min(waiting)));
+    }
+
     /// A plain model: of each engine the newest report, of each relay the last.
     #[test]
     fn merging_equals_a_plain_model(
@@ -171,9 +301,8 @@ proptest! {
             let sample = sample(500, vec![engine(worker, scraped, running, 0)], gateway(in_flight, 0));
             tracker.handle_sample(&relay(&relay_index.to_string()), sample, at(500)).unwrap();
             let known = engines.entry(worker).or_insert((scraped, running));
-            if known.0 <= scraped {
-                *known = (scraped, running);
-            }
+            // Of two reports of one scrape the larger one counts, whichever comes first.
+            *known = (*known).max((scraped, running));
             gateways.insert(relay_index, in_flight);
         }
 

@@ -69,9 +69,14 @@ impl Site {
             ranks: 1,
             at: NOW,
             running: 0,
-            waiting: 0,
+            waiting: Some(0),
             kv_use: Some(0.5),
-            foreign: ForeignLoad::default(),
+            kv_cached: None,
+            kv_tokens: None,
+            foreign: ForeignLoad {
+                waiting: Some(0),
+                ..ForeignLoad::default()
+            },
         };
         Self {
             view,
@@ -176,8 +181,15 @@ impl Site {
     }
 
     pub(crate) fn foreign_waiting(mut self, requests: u32) -> Self {
-        self.engines.foreign.waiting = requests;
+        self.engines.foreign.waiting = Some(requests);
         self.engines.foreign.requests = requests;
+        self
+    }
+
+    /// Its engines don't say how many requests wait.
+    pub(crate) fn without_queue(mut self) -> Self {
+        self.engines.waiting = None;
+        self.engines.foreign.waiting = None;
         self
     }
 

@@ -95,9 +95,14 @@ impl Queue {
                     ranks: u32::try_from(RANKS).unwrap(),
                     at,
                     running: 0,
-                    waiting: 0,
+                    waiting: Some(0),
                     kv_use: Some(0.5),
-                    foreign: ForeignLoad::default(),
+                    kv_cached: None,
+                    kv_tokens: None,
+                    foreign: ForeignLoad {
+                        waiting: Some(0),
+                        ..ForeignLoad::default()
+                    },
                 }),
                 gateway: Some(GatewaySum {
                     load: self.reported,
