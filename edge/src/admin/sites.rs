@@ -68,13 +68,15 @@ use std::collections::BTreeMap;
 
 use kvgrid_core::block::HashFormat;
 use kvgrid_core::ckf::Naming;
-use kvgrid_core::load::{EngineSum, GatewaySum, ModelLoad, SiteLoad};
 use kvgrid_core::replication::{Completeness, ReplicaState};
 use kvgrid_core::view::{CardInfo, ModelView, PoolView, RelayView, SiteView};
 use kvgrid_core::{EdgeId, Instant, ModelId};
 use serde::Serialize;
 
 use crate::route::Router;
+use load::Load;
+
+mod load;
 
 /// The page as JSON.
 pub(super) fn page(edge: &EdgeId, router: &Router) -> String {
@@ -172,52 +174,6 @@ struct Transfer {
     epoch: String,
     missing_chunks: u32,
     chunks: u32,
-}
-
-#[derive(Serialize)]
-struct Load<'a> {
-    relays: Vec<Echo<'a>>,
-    models: Vec<LoadOfModel>,
-}
-
-#[derive(Serialize)]
-struct Echo<'a> {
-    id: &'a str,
-    age_ms: f64,
-    echo: u64,
-}
-
-#[derive(Serialize)]
-struct LoadOfModel {
-    model: String,
-    engines: Option<Engines>,
-    gateway: Option<Gateway>,
-}
-
-#[derive(Serialize)]
-struct Engines {
-    ranks: u32,
-    age_ms: f64,
-    running: u32,
-    waiting: u32,
-    kv_use: Option<f32>,
-    foreign: Foreign,
-}
-
-#[derive(Serialize)]
-struct Foreign {
-    requests: u32,
-    waiting: u32,
-    waiting_tokens: Option<u64>,
-}
-
-#[derive(Serialize)]
-struct Gateway {
-    age_ms: f64,
-    in_flight: u32,
-    queued_tokens: u64,
-    arrivals_per_s: f32,
-    prefill_ms_per_token: Option<f32>,
 }
 
 impl<'a> Site<'a> {
@@ -326,54 +282,6 @@ impl<'a> Pool<'a> {
                 missing_chunks: syncing.missing,
                 chunks: syncing.chunks,
             }),
-        }
-    }
-}
-
-impl<'a> Load<'a> {
-    fn of(load: &'a SiteLoad, site: &SiteView, now: Instant) -> Self {
-        let echo = |part: &'a kvgrid_core::load::RelayEcho| Echo {
-            id: part.relay.as_str(),
-            age_ms: age_ms(part.at, now),
-            echo: part.echo,
-        };
-        let of_model = |load: &ModelLoad| LoadOfModel {
-            model: model_name(site, load.model),
-            engines: load.engines.map(|sum| Engines::of(&sum, now)),
-            gateway: load.gateway.map(|sum| Gateway::of(&sum, now)),
-        };
-        Self {
-            relays: load.relays.iter().map(echo).collect(),
-            models: load.models.iter().map(of_model).collect(),
-        }
-    }
-}
-
-impl Engines {
-    fn of(sum: &EngineSum, now: Instant) -> Self {
-        Self {
-            ranks: sum.ranks,
-            age_ms: age_ms(sum.at, now),
-            running: sum.running,
-            waiting: sum.waiting,
-            kv_use: sum.kv_use,
-            foreign: Foreign {
-                requests: sum.foreign.requests,
-                waiting: sum.foreign.waiting,
-                waiting_tokens: sum.foreign.waiting_tokens,
-            },
-        }
-    }
-}
-
-impl Gateway {
-    fn of(sum: &GatewaySum, now: Instant) -> Self {
-        Self {
-            age_ms: age_ms(sum.at, now),
-            in_flight: sum.load.in_flight,
-            queued_tokens: sum.load.queued_tokens,
-            arrivals_per_s: sum.load.arrivals_per_s,
-            prefill_ms_per_token: sum.load.prefill_ms_per_token,
         }
     }
 }

@@ -7,7 +7,9 @@ use kvgrid_core::block::HashSeed;
 use kvgrid_core::event::Tier;
 use kvgrid_core::id::{ModelName, PoolId, Region, RelayId, SiteId};
 use kvgrid_core::label::Labels;
-use kvgrid_core::load::{ForeignLoad, GatewayLoad, RelayEcho};
+use kvgrid_core::load::{
+    EngineSum, ForeignLoad, GatewayLoad, GatewaySum, ModelLoad, RelayEcho, SiteLoad,
+};
 use kvgrid_core::replication::{Epoch, ReplicaView, Seq};
 use kvgrid_core::routing::Chains;
 use kvgrid_core::view::{CardDigest, GridView};
