@@ -97,6 +97,7 @@ pub fn pool_from_wire(wire: &v1::Pool) -> Result<PoolView, ConvertError> {
         tier: tier_from_wire(wire.tier())?,
         closed: wire.closed,
         replica: ReplicaView::default(),
+        facts: None,
     })
 }
 

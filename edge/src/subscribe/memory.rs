@@ -226,6 +226,7 @@ mod tests {
             tier: Tier::Device,
             closed: true,
             replica: ReplicaView::default(),
+            facts: None,
         }
     }
 

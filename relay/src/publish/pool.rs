@@ -118,6 +118,7 @@ impl Pool {
                 tier: spec.tier,
                 closed: spec.closed,
                 replica: ReplicaView::default(),
+                facts: None,
             },
             key: Arc::clone(&config.key),
             publisher: Mutex::new(publisher),
@@ -231,6 +232,11 @@ impl PoolPublisher {
         self.update(|publisher| publisher.replace(table));
         let status = self.status();
         info!(pool = %self.pool.view.source, epoch = %status.epoch, blocks = status.blocks, chunks, "Pool grew");
+    }
+
+    /// What edges know the pool by.
+    pub(crate) fn id(&self) -> PoolId {
+        self.pool.id()
     }
 
     /// How the pool stands.

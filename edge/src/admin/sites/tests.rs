@@ -90,6 +90,7 @@ fn pool() -> PoolView {
             completeness: Completeness::Whole,
             ..ReplicaView::default()
         },
+        facts: None,
     }
 }
 

@@ -311,6 +311,7 @@ fn pool(id: u64, tier: Tier, depth: u32) -> PoolView {
         tier,
         closed: true,
         replica: replica(Naming::Chain, depth, &[]),
+        facts: None,
     }
 }
 
