@@ -19,6 +19,7 @@ mod receive;
 mod sites;
 mod tries;
 mod understand;
+mod usage;
 
 use std::any::Any;
 use std::convert::Infallible;

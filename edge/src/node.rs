@@ -26,7 +26,7 @@ use crate::admin;
 use crate::api::{Api, ApiConfig, ApiParts};
 use crate::config::Config;
 use crate::forward::Forwarder;
-use crate::metrics::{CardMetrics, Metrics};
+use crate::metrics::{CardMetrics, Metrics, Unmatched};
 use crate::route::{Router, RouterConfig};
 use crate::subscribe::{self, SubscribeConfig};
 
@@ -203,6 +203,7 @@ fn start(
         (clock, luck()),
         metrics.clone(),
     );
+    registry.register_collector(Box::new(Unmatched(router.clone())));
     let (expiry, stop) = (router.clone().expire(), tasks.token().clone());
     tasks.spawn_vital("expire predictions", async move {
         stop.run_until_cancelled(expiry).await;

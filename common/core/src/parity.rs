@@ -98,7 +98,7 @@ pub struct Forecast {
     pub block_size: u32,
     /// Names what the prompt begins with; `None` if it has less than two blocks.
     pub beginning: Option<u64>,
-    /// What each of the model's pools at the site holds of it, in tokens.
+    /// What each of the model's pools at the site that can be searched holds of it, in tokens.
     pub pools: Vec<(PoolId, u32)>,
 }
 
@@ -161,7 +161,7 @@ pub struct Entry {
 pub struct Cache {
     /// The source; `None` where the site has no pools.
     pub source: Option<Arc<str>>,
-    /// Whether the two are the same, but for a block.
+    /// Whether the two are the same, but for a block; without pools, whether no more was expected.
     pub cached: Agreement,
     /// Tokens that were expected to be cached, over all answers.
     pub overlap_tokens: u64,
@@ -389,7 +389,12 @@ impl Cache {
         self.overlap_tokens += u64::from(forecast.overlap_tokens);
         self.cached_tokens += u64::from(told);
         // An engine may count the last block or not.
-        forecast.overlap_tokens.abs_diff(told) <= forecast.block_size
+        let (overlap, block) = (forecast.overlap_tokens, forecast.block_size);
+        match forecast.source {
+            Some(_) => overlap.abs_diff(told) <= block,
+            // What was sent there is never all that is cached: answers are, too.
+            None => overlap <= told.saturating_add(block),
+        }
     }
 }
 

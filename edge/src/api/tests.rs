@@ -3,6 +3,7 @@
 mod clients;
 mod failures;
 mod fake;
+mod parity;
 mod prompts;
 mod requests;
 mod streams;

@@ -168,6 +168,25 @@ fn a_cache_that_differs_now_and_then_agrees_and_one_that_does_for_long_is_told()
     assert_eq!(accord(&parity, Kind::PLAIN), Accord::Agrees);
 }
 
+#[test]
+fn of_a_site_without_pools_more_may_be_cached_than_was_sent_there() {
+    let mut parity = Parity::new(CONFIG);
+    let eventless = Forecast {
+        source: None,
+        pools: Vec::new(),
+        ..forecast(Kind::PLAIN)
+    };
+
+    for _ in 0..20 {
+        assert_eq!(parity.noted(&eventless, usage(100, 96), at(0)), []);
+    }
+    let changes: Vec<_> = (0..8)
+        .flat_map(|_| parity.noted(&eventless, usage(100, 0), at(1)))
+        .collect();
+
+    assert_eq!(changes, [Change::CacheDiffers]);
+}
+
 /// Sends requests whose beginnings are held by no pool, one a second.
 fn unmatched(parity: &mut Parity, usage: Usage, requests: u64) -> Vec<Change> {
     let cold = Forecast {
