@@ -10,6 +10,7 @@
 
 mod answer;
 mod body;
+mod canary;
 mod error;
 mod events;
 mod forwarded;

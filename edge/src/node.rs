@@ -220,6 +220,15 @@ fn start(
             metrics,
         },
     );
+    if config.canary.enabled {
+        let (canaries, stop) = (
+            api.clone().run_canaries(config.canary),
+            tasks.token().clone(),
+        );
+        tasks.spawn_vital("canaries", async move {
+            stop.run_until_cancelled(canaries).await;
+        });
+    }
     let limits = HttpLimits {
         connections: config.limits.connections,
         head_timeout: config.limits.head_timeout,

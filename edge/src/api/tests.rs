@@ -1,5 +1,6 @@
 //! The API over real sockets, a real router and sites that do as they are told.
 
+mod canaries;
 mod clients;
 mod failures;
 mod fake;
