@@ -76,7 +76,7 @@ mod tests {
         body
     }
 
-    fn said(message: Value) -> Value {
+    fn said(message: &Value) -> Value {
         with("messages", json!([message]))
     }
 
@@ -92,11 +92,11 @@ mod tests {
             (with("tools", json!([])), "plain"),
             (with("tools", json!([tool])), "tools"),
             (
-                said(json!({"role": "assistant", "tool_calls": [call]})),
+                said(&json!({"role": "assistant", "tool_calls": [call]})),
                 "tools",
             ),
             (
-                said(json!({"role": "tool", "tool_call_id": "1", "content": "x"})),
+                said(&json!({"role": "tool", "tool_call_id": "1", "content": "x"})),
                 "tools",
             ),
             (with("reasoning_effort", json!("low")), "reasoning"),
@@ -106,13 +106,13 @@ mod tests {
                 "reasoning",
             ),
             (
-                said(json!({"role": "assistant", "content": "x", "reasoning_content": "y"})),
+                said(&json!({"role": "assistant", "content": "x", "reasoning_content": "y"})),
                 "reasoning",
             ),
-            (said(json!({"role": "user", "content": text})), "arrays"),
-            (said(json!({"role": "system", "content": text})), "arrays"),
+            (said(&json!({"role": "user", "content": text})), "arrays"),
+            (said(&json!({"role": "system", "content": text})), "arrays"),
             (
-                said(json!({"role": "user", "content": image})),
+                said(&json!({"role": "user", "content": image})),
                 "arrays+media",
             ),
         ];
