@@ -109,6 +109,9 @@ pub struct Usage {
     pub prompt_tokens: Option<u32>,
     /// Tokens of it that were cached.
     pub cached_tokens: Option<u32>,
+    /// Whether its token ids are those expected, where the site was asked for them: prompts can
+    /// be other ones and as long.
+    pub same_ids: Option<bool>,
 }
 
 /// What has changed by an answer, for people.
@@ -259,9 +262,9 @@ impl Parity {
         }
         entry.at = now;
         if let Some(told) = usage.prompt_tokens {
-            let ours = forecast.prompt_tokens;
-            entry.last = Some((ours, told));
-            let agrees = forecast.is_as_long_as(told);
+            entry.last = Some((forecast.prompt_tokens, told));
+        }
+        if let Some(agrees) = forecast.is_same(usage) {
             noted.tokens = Some(agrees);
             noted
                 .changes
@@ -313,8 +316,7 @@ impl Parity {
             None => repeated,
         };
         // A prompt that is another one there is no fault of the pools.
-        let told = usage.prompt_tokens;
-        let should_match = cached && told.is_none_or(|told| forecast.is_as_long_as(told));
+        let should_match = cached && forecast.is_same(usage) != Some(false);
         for (pool, tokens) in &forecast.pools {
             let evidence = match (*tokens, should_match && !explained) {
                 (1.., _) => Evidence::Match,
@@ -339,14 +341,14 @@ impl Parity {
 }
 
 impl Forecast {
-    /// Whether the prompt is as long as a site says. Of one with media only the beginning is
-    /// known here, which must be shorter.
-    const fn is_as_long_as(&self, told: u32) -> bool {
-        if self.complete {
-            self.prompt_tokens == told
-        } else {
-            self.prompt_tokens < told
-        }
+    /// Whether the prompt is the same at the site, as far as that says; if it says no ids, whether
+    /// it is as long. Of one with media only the beginning is known here, which must be shorter.
+    fn is_same(&self, usage: Usage) -> Option<bool> {
+        let as_long = |told: u32| match self.complete {
+            true => self.prompt_tokens == told,
+            false => self.prompt_tokens < told,
+        };
+        usage.same_ids.or_else(|| usage.prompt_tokens.map(as_long))
     }
 }
 

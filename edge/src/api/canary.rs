@@ -3,6 +3,7 @@
 //! A canary is a fixed text, for one model at one site, of one kind; nothing that clients sent
 //! is in it. It is sent twice: the first answer says how many tokens the site makes of it, and
 //! the second must find cached what the first has left there, at the site and in its pools.
+//! Where a site gives them, the prompt's token ids are compared themselves, and not only counted.
 //! It asks for one token, at low priority, and goes only where nobody waits: to sites that a
 //! client's request could go to, whose breakers are closed and whose queues are empty. Its
 //! failures count for no breaker, and it is expected nowhere.
@@ -13,7 +14,9 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use http_body_util::{BodyExt, Limited};
 use kvgrid_core::SiteId;
+use kvgrid_core::parity::Usage;
 use kvgrid_core::routing::Choice;
+use serde::Deserialize;
 use tracing::debug;
 
 use super::Api;
@@ -21,7 +24,7 @@ use super::sites::{SiteRequest, Sites};
 use super::understand::{Asked, Endpoint};
 use super::usage::{Reading, UsageReader};
 use crate::config::CanaryTable;
-use plan::{Canary, Plan, Shape};
+use plan::{Canary, Ids, Plan, Shape};
 
 mod plan;
 
@@ -31,6 +34,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const SETTLE: Duration = Duration::from_secs(2);
 /// Most bytes of an answer that are read.
 const ANSWER_BYTES: usize = 64 << 10;
+
+/// What came of a canary whose ids the site has given.
+const IDS_EQUAL: &str = "ids_equal";
+const IDS_DIFFER: &str = "ids_differ";
 
 /// Marks canaries for the site's operator; clients can't send it.
 const CANARY: HeaderName = HeaderName::from_static("x-kvgrid-canary");
@@ -56,7 +63,7 @@ impl<S: Sites> Api<S> {
     /// Sends a canary twice; says in one word what came of it.
     async fn send_canary(&self, canary: &Canary) -> &'static str {
         let text = plan::text(canary.words, rand::random());
-        let body = canary.body(&text);
+        let mut body = canary.body(&text, Ids::Wanted);
         let Some(asked) = self.understand_canary(&body).await else {
             return "not_tokenised";
         };
@@ -65,15 +72,21 @@ impl<S: Sites> Api<S> {
                 shape: Shape::Plain,
                 ..canary.clone()
             };
-            let plain = self.understand_canary(&plain.body(&text)).await;
+            let plain = plain.body(&text, Ids::Unwanted);
+            let plain = self.understand_canary(&plain).await;
             let length = |asked: &Asked| asked.input.chains.longest();
             if plain.as_ref().and_then(length) == length(&asked) {
                 // The template knows nothing of reasoning.
                 return "no_such_kind";
             }
         }
-        let first = self.ask_canary(canary, asked, &body).await;
-        if first != "told" {
+        let mut first = self.ask_canary(canary, asked.clone(), &body).await;
+        if first == "refused" {
+            // It may be strict about fields that are not OpenAI's.
+            body = canary.body(&text, Ids::Unwanted);
+            first = self.ask_canary(canary, asked, &body).await;
+        }
+        if !matches!(first, "told" | IDS_EQUAL | IDS_DIFFER) {
             return first;
         }
         tokio::time::sleep(SETTLE).await;
@@ -113,13 +126,28 @@ impl<S: Sites> Api<S> {
         let Ok(answer) = tokio::time::timeout(PATIENCE, asking).await else {
             return "late";
         };
-        match answer {
-            Ok(reading) => {
-                dispatch.told(reading.usage());
-                reading.name()
-            }
-            Err(failure) => failure,
+        let (reading, ids) = match answer {
+            Ok(answer) => answer,
+            Err(failure) => return failure,
+        };
+        let same_ids = ids.and_then(|ids| Some(self.expected(&choice, &asked)? == ids));
+        dispatch.told(Usage {
+            same_ids,
+            ..reading.usage()
+        });
+        match same_ids {
+            Some(true) => IDS_EQUAL,
+            Some(false) => IDS_DIFFER,
+            None => reading.name(),
         }
+    }
+
+    /// The ids that the site should make of the prompt.
+    fn expected(&self, choice: &Choice, asked: &Asked) -> Option<Vec<u32>> {
+        let view = self.0.router.view();
+        let model = view.site(&choice.site)?.model(asked.input.model.id())?;
+        let tokens = asked.input.chains.tokens(&model.card.as_ref()?.digest)?;
+        Some(tokens.to_vec())
     }
 
     fn sites_but(&self, site: &SiteId) -> Vec<SiteId> {
@@ -148,12 +176,23 @@ fn request(number: u64, choice: &Choice, asked: &Asked, body: &Bytes) -> SiteReq
     }
 }
 
-/// The answer's usage, or in one word why there is none.
+/// The prompt's token ids, as Dynamo gives them to who asks for them.
+#[derive(Deserialize)]
+struct WithIds {
+    nvext: Option<NvExt>,
+}
+
+#[derive(Deserialize)]
+struct NvExt {
+    prompt_token_ids: Option<Vec<u32>>,
+}
+
+/// The answer's usage and the prompt's ids, if it has them, or in one word why there is none.
 async fn ask<S: Sites>(
     sites: &S,
     choice: &Choice,
     request: SiteRequest,
-) -> Result<Reading, &'static str> {
+) -> Result<(Reading, Option<Vec<u32>>), &'static str> {
     let sent = sites.send(&choice.relay, request).await;
     let answer = sent.map_err(|error| error.reason)?;
     let (head, body) = answer.into_parts();
@@ -162,7 +201,9 @@ async fn ask<S: Sites>(
     }
     let mut usage = UsageReader::new(&head.headers, false);
     let body = Limited::new(body.map_err(|error| error.to_string()), ANSWER_BYTES);
-    let whole = body.collect().await.map_err(|_| "broken")?;
-    usage.feed(&whole.to_bytes());
-    Ok(usage.reading())
+    let whole = body.collect().await.map_err(|_| "broken")?.to_bytes();
+    usage.feed(&whole);
+    let ids = serde_json::from_slice::<WithIds>(&whole).ok();
+    let ids = ids.and_then(|with| with.nvext?.prompt_token_ids);
+    Ok((usage.reading(), ids))
 }

@@ -42,7 +42,7 @@ pub(super) enum Endpoint {
 }
 
 /// A request, understood.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Asked {
     /// What the router must know.
     pub(super) input: RouteInput,

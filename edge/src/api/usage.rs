@@ -126,6 +126,7 @@ fn read(json: Option<&[u8]>) -> Reading {
     Reading::Told(Usage {
         prompt_tokens: wire.prompt_tokens.or(wire.input_tokens),
         cached_tokens: details.and_then(|details| details.cached_tokens),
+        same_ids: None,
     })
 }
 
@@ -149,6 +150,7 @@ mod tests {
         Reading::Told(Usage {
             prompt_tokens: Some(prompt_tokens),
             cached_tokens,
+            same_ids: None,
         })
     }
 

@@ -138,7 +138,10 @@ async fn dynamo_canaries_tell_what_clients_answers_do_not() {
         .unwrap();
     assert!(matching.matched >= 3, "{matching:?}");
     let page = grid.edge_metrics().await.unwrap();
-    let told = "kvgrid_edge_canaries_total{site=\"fra\",outcome=\"told\"} ";
+    let told = "kvgrid_edge_canaries_total{site=\"fra\",outcome=\"ids_equal\"} ";
     assert!(page.contains(told), "{page}");
-    assert!(!page.contains("outcome=\"refused\""), "{page}");
+    for wrong in ["refused", "ids_differ"] {
+        let outcome = format!("outcome=\"{wrong}\"");
+        assert!(!page.contains(&outcome), "{page}");
+    }
 }

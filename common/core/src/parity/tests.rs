@@ -52,6 +52,7 @@ fn usage(prompt_tokens: u32, cached_tokens: u32) -> Usage {
     Usage {
         prompt_tokens: Some(prompt_tokens),
         cached_tokens: Some(cached_tokens),
+        same_ids: None,
     }
 }
 
@@ -96,8 +97,8 @@ fn only_the_kind_that_differs_is_set_aside_and_it_comes_back() {
 fn what_a_site_does_not_say_is_neither_equal_nor_different() {
     let mut parity = Parity::new(CONFIG);
     let cached_only = Usage {
-        prompt_tokens: None,
         cached_tokens: Some(64),
+        ..Usage::default()
     };
 
     for _ in 0..50 {
@@ -129,6 +130,25 @@ fn of_a_prompt_with_media_only_the_beginning_must_fit() {
     }
 
     assert_eq!(accord(&parity, media), Accord::Differs);
+}
+
+#[test]
+fn ids_tell_apart_what_is_as_long() {
+    let mut parity = Parity::new(CONFIG);
+    let told = |same| Usage {
+        same_ids: Some(same),
+        ..usage(100, 64)
+    };
+
+    let changes: Vec<_> = (0..3)
+        .flat_map(|_| parity.noted(&forecast(tools()), told(false), at(0)))
+        .collect();
+    assert_eq!(changes, [Change::SetAside]);
+    let changes: Vec<_> = (0..5)
+        .flat_map(|_| parity.noted(&forecast(tools()), told(true), at(0)))
+        .collect();
+
+    assert_eq!(changes, [Change::Back]);
 }
 
 #[test]

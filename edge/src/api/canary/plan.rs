@@ -32,6 +32,13 @@ impl Shape {
     }
 }
 
+/// Whether the site is to give the prompt's token ids, which Dynamo does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ids {
+    Wanted,
+    Unwanted,
+}
+
 /// What is to be sent where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Canary {
@@ -115,7 +122,7 @@ pub(super) fn text(words: usize, nonce: u64) -> String {
 
 impl Canary {
     /// The request's body.
-    pub(super) fn body(&self, text: &str) -> Bytes {
+    pub(super) fn body(&self, text: &str, ids: Ids) -> Bytes {
         let content = match self.shape {
             Shape::Arrays => json!([{"type": "text", "text": text}]),
             Shape::Plain | Shape::Tools | Shape::Reasoning => text.into(),
@@ -126,6 +133,9 @@ impl Canary {
             "max_tokens": 1,
             "stream": false,
         });
+        if ids == Ids::Wanted {
+            body["nvext"] = json!({"extra_fields": ["prompt_token_ids"]});
+        }
         match self.shape {
             Shape::Tools => body["tools"] = tools(),
             Shape::Reasoning => {
@@ -242,7 +252,7 @@ mod tests {
         };
         let usage = Usage {
             prompt_tokens: Some(10),
-            cached_tokens: None,
+            ..Usage::default()
         };
         parity.note(&forecast, usage, at(1));
 

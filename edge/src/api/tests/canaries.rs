@@ -5,6 +5,7 @@ use kvgrid_core::parity::Kind;
 use serde_json::Value;
 use tokio::task::JoinSet;
 
+use super::super::sites::SiteRequest;
 use super::super::*;
 use super::fake::{Edge, Play, config, model, says};
 use super::prompts::carded;
@@ -57,6 +58,42 @@ async fn a_canary_is_sent_twice_and_marked_and_says_nothing_of_clients() {
         compared.is_some_and(|compared| compared >= 1),
         "{compared:?}"
     );
+}
+
+#[tokio::test]
+async fn a_site_that_is_strict_about_fields_is_asked_without_them() {
+    let (edge, _canaries) = sending(|| says(400, "{}")).await;
+
+    until_asked(&edge, 2).await;
+
+    let asked = edge.requests();
+    let has_nvext = |request: &SiteRequest| {
+        let body: Value = serde_json::from_slice(&request.body).unwrap();
+        body.get("nvext").is_some()
+    };
+    assert!(has_nvext(&asked[0]));
+    assert!(!has_nvext(&asked[1]));
+}
+
+#[tokio::test]
+async fn ids_that_are_not_ours_differ_however_many_they_are() {
+    // It says nothing of how many they are.
+    const IDS: &str = r#"{"nvext":{"prompt_token_ids":[1,2]},"usage":{"prompt_tokens":null}}"#;
+    let (edge, _canaries) = sending(|| says(200, IDS)).await;
+
+    until_asked(&edge, 1).await;
+    let site = SiteId::new(&edge.asked()[0]).unwrap();
+    let different = || {
+        edge.router.parity(|parity| {
+            let mut kinds = parity.kinds(&site, model().id());
+            kinds
+                .next()
+                .map_or(0, |(_, entry)| entry.tokens.different())
+        })
+    };
+    while different() == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 #[tokio::test]
