@@ -10,6 +10,7 @@
 
 mod answer;
 mod body;
+mod canary;
 mod error;
 mod events;
 mod forwarded;
@@ -19,6 +20,7 @@ mod receive;
 mod sites;
 mod tries;
 mod understand;
+mod usage;
 
 use std::any::Any;
 use std::convert::Infallible;

@@ -53,6 +53,9 @@ pub(crate) struct ConfigFile {
     /// What it expects to be cached where it has sent it.
     #[serde(default)]
     pub(crate) predict: PredictTable,
+    /// What it asks sites itself.
+    #[serde(default)]
+    pub(crate) canary: CanaryTable,
     /// For operators.
     #[serde(default)]
     pub(crate) admin: AdminConfig,
@@ -230,6 +233,22 @@ pub(crate) struct RetryTable {
     /// Longest time that requests are kept away between trials.
     #[serde(with = "humantime_serde")]
     pub(crate) breaker_max: Duration,
+}
+
+/// Table `[canary]`.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct CanaryTable {
+    /// Whether sites are asked by small requests of the edge's own how many tokens they make of
+    /// a prompt, and whether it is cached afterwards.
+    pub(crate) enabled: bool,
+    /// Pause between two canaries, over all sites; each is two requests.
+    #[serde(with = "humantime_serde")]
+    pub(crate) every: Duration,
+    /// A kind of request of which clients' answers, or a canary's, told so recently is not
+    /// asked about.
+    #[serde(with = "humantime_serde")]
+    pub(crate) renew_after: Duration,
 }
 
 #[cfg(test)]

@@ -18,9 +18,13 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 pub(crate) use cards::CardMetrics;
+use parity::ParityMetrics;
+pub(crate) use unmatched::Unmatched;
 
 mod cards;
 mod grid;
+mod parity;
+mod unmatched;
 
 /// What the edge counts; clones share the counts.
 #[derive(Clone, Debug)]
@@ -35,6 +39,7 @@ pub(crate) struct Metrics {
     passed_over: Family<PassedOver, Counter>,
     broken: Family<Site, Counter>,
     in_flight: Gauge,
+    parity: ParityMetrics,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -80,6 +85,7 @@ impl Metrics {
             passed_over: Family::default(),
             broken: Family::default(),
             in_flight: Gauge::default(),
+            parity: ParityMetrics::default(),
         };
         let mut registry = Registry::with_prefix("kvgrid_edge");
         metrics.register(&mut registry);
@@ -138,6 +144,7 @@ impl Metrics {
             "Requests that are being answered",
             self.in_flight.clone(),
         );
+        self.parity.register(registry);
     }
 
     /// Counts a decision and how long it took.

@@ -26,7 +26,7 @@ use crate::admin;
 use crate::api::{Api, ApiConfig, ApiParts};
 use crate::config::Config;
 use crate::forward::Forwarder;
-use crate::metrics::{CardMetrics, Metrics};
+use crate::metrics::{CardMetrics, Metrics, Unmatched};
 use crate::route::{Router, RouterConfig};
 use crate::subscribe::{self, SubscribeConfig};
 
@@ -203,6 +203,7 @@ fn start(
         (clock, luck()),
         metrics.clone(),
     );
+    registry.register_collector(Box::new(Unmatched(router.clone())));
     let (expiry, stop) = (router.clone().expire(), tasks.token().clone());
     tasks.spawn_vital("expire predictions", async move {
         stop.run_until_cancelled(expiry).await;
@@ -219,6 +220,15 @@ fn start(
             metrics,
         },
     );
+    if config.canary.enabled {
+        let (canaries, stop) = (
+            api.clone().run_canaries(config.canary),
+            tasks.token().clone(),
+        );
+        tasks.spawn_vital("canaries", async move {
+            stop.run_until_cancelled(canaries).await;
+        });
+    }
     let limits = HttpLimits {
         connections: config.limits.connections,
         head_timeout: config.limits.head_timeout,

@@ -3,7 +3,8 @@
 //! A decision loads three immutable snapshots (the view, own requests, breakers) once each
 //! and calls the core; it takes no lock and never waits. What happens after it, a request
 //! sent, answered or failed, is told through the [`Dispatch`] it got, and changes the
-//! snapshots for the decisions after it.
+//! snapshots for the decisions after it. What a site says of a prompt in its answer is told in
+//! the same way, and decides whether its tokens are believed ([`kvgrid_core::parity`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,6 +14,7 @@ use arc_swap::{ArcSwap, Guard};
 use kvgrid_core::Instant;
 use kvgrid_core::id::{ModelName, RelayId, SiteId};
 use kvgrid_core::label::SiteRules;
+use kvgrid_core::parity::{Kind, Parity};
 use kvgrid_core::routing::{
     Breakers, Chains, Choice, Decision, Inflight, Local, Policy, RouteRequest, decide,
 };
@@ -27,13 +29,20 @@ use crate::metrics::Metrics;
 use board::BreakerBoard;
 pub(crate) use dispatch::Dispatch;
 use expect::Expectations;
+use parity::ParityBoard;
+pub(crate) use words::unmatched;
 
 mod board;
 mod dispatch;
 mod expect;
+mod parity;
+mod words;
 
 /// How often what is expected of sites is looked through for what has lasted long enough.
 const EXPIRY: Duration = Duration::from_millis(250);
+
+/// A wait that is no longer is nobody's.
+const LITTLE_MS: f64 = 1.0;
 
 /// How a router decides.
 #[derive(Clone, Debug, Default)]
@@ -53,6 +62,10 @@ pub(crate) struct RouteInput {
     pub(crate) model: ModelName,
     /// The prompt's tokens, as far as known; hashed when the first decision needs it.
     pub(crate) chains: Chains,
+    /// Whether they are the whole prompt.
+    pub(crate) complete: bool,
+    /// By what rules they were made.
+    pub(crate) kind: Kind,
     /// Size of the body.
     pub(crate) body_bytes: u64,
     /// What the request's session hashes to, where one is known.
@@ -72,6 +85,7 @@ struct Shared {
     inflight: ArcSwap<Inflight>,
     breakers: BreakerBoard,
     expected: Expectations,
+    parity: ParityBoard,
     clock: Clock,
     /// Seeds of the generators that decisions draw from, one each.
     seed: AtomicU64,
@@ -92,6 +106,7 @@ impl Router {
             inflight: ArcSwap::default(),
             breakers: BreakerBoard::new(&config.retry),
             expected: Expectations::new(config.predict),
+            parity: ParityBoard::default(),
             clock,
             seed: AtomicU64::new(seed),
             metrics,
@@ -105,9 +120,24 @@ impl Router {
         (sites, relays): (&[SiteId], &[RelayId]),
     ) -> Decision {
         let started = self.now();
+        let decision = self.consider(input, (sites, relays));
+        let spent = self.now().saturating_since(started);
+        self.0.metrics.decided(&decision, spent.as_secs_f64());
+        debug!(model = %input.model, %decision, "Decided");
+        decision
+    }
+
+    /// The same of a request that is no client's: it is not counted as decided.
+    pub(crate) fn consider(
+        &self,
+        input: &mut RouteInput,
+        (sites, relays): (&[SiteId], &[RelayId]),
+    ) -> Decision {
+        let now = self.now();
         let view = self.0.view.load();
         input.chains.hash_for(&view, input.model.id());
         let rules: Vec<&SiteRules> = input.rules.iter().collect();
+        let aside = self.0.parity.aside(&view, input.model.id(), input.kind);
         let request = RouteRequest {
             model: &input.model,
             chains: &input.chains,
@@ -116,6 +146,7 @@ impl Router {
             exclude: sites,
             exclude_relays: relays,
             rules: &rules,
+            aside: &aside,
         };
         let local = Local {
             policy: &self.0.policy,
@@ -124,11 +155,20 @@ impl Router {
             predicted: self.0.expected.predicted(),
         };
         let mut rng = self.generator();
-        let decision = decide(&view, &request, &local, started, &mut rng);
-        let spent = self.now().saturating_since(started);
-        self.0.metrics.decided(&decision, spent.as_secs_f64());
-        debug!(model = %input.model, %decision, "Decided");
-        decision
+        decide(&view, &request, &local, now, &mut rng)
+    }
+
+    /// Whether nobody waits at a site, as the decision saw it: where its load is not known, as
+    /// far as anything was told.
+    pub(crate) fn is_idle(&self, decision: &Decision, site: &SiteId) -> bool {
+        let mut candidates = decision.candidates.iter();
+        let candidate = candidates.find(|candidate| candidate.site == *site);
+        let score = candidate.and_then(|candidate| candidate.score());
+        score.is_some_and(|score| {
+            let unknown = self.0.policy.unknown_queue_ms;
+            let nobody = if score.load_known { 0.0 } else { unknown };
+            score.cost.queue_ms <= nobody + LITTLE_MS
+        })
     }
 
     /// Begins what was decided: numbers the request and counts it from now on.
@@ -155,6 +195,11 @@ impl Router {
     /// What the breakers let through.
     pub(crate) fn breakers(&self) -> Guard<Arc<Breakers>> {
         self.0.breakers.snapshot()
+    }
+
+    /// Looks at what is known of the sites' parity.
+    pub(crate) fn parity<T>(&self, look: impl FnOnce(&Parity) -> T) -> T {
+        self.0.parity.look(look)
     }
 
     /// Own requests at a relay that have not ended.

@@ -104,6 +104,7 @@ pub fn pool_from_wire(wire: &v1::Pool) -> Result<PoolView, ConvertError> {
         closed: wire.closed,
         eviction_age: wire.eviction_age_millis.map(Duration::from_millis),
         replica: ReplicaView::default(),
+        facts: None,
     })
 }
 

@@ -4,6 +4,7 @@ pub mod frame;
 
 mod catalog;
 mod convert;
+mod facts;
 mod load;
 mod members;
 mod replication;
@@ -12,6 +13,7 @@ pub use catalog::{
     card_digest_from_wire, model_from_wire, model_to_wire, pool_from_wire, pool_to_wire,
 };
 pub use convert::ConvertError;
+pub use facts::{facts_from_wire, facts_to_wire};
 pub use load::{load_from_wire, load_to_wire};
 pub use members::{members_from_wire, members_to_wire};
 pub use replication::{

@@ -3,7 +3,7 @@
 use kvgrid_core::load::{EngineLoad, GatewayLoad, LoadSample};
 use kvgrid_core::{Instant, ModelId};
 
-use crate::convert::ConvertError;
+use crate::convert::{ConvertError, age, before};
 use crate::v1;
 
 /// A sample, as the relay writes it at `now`.
@@ -110,15 +110,6 @@ fn gateway_from_wire(wire: &v1::ModelGateway) -> Result<(ModelId, GatewayLoad), 
         prefill_ms_per_token: wire.prefill_micros_per_token.map(|micros| micros / 1000.0),
     };
     Ok((ModelId(wire.model_id), load))
-}
-
-fn age(at: Instant, now: Instant) -> u64 {
-    let age = now.saturating_since(at);
-    u64::try_from(age.as_micros()).unwrap_or(u64::MAX)
-}
-
-fn before(now: Instant, age_micros: u64) -> Instant {
-    Instant::from_micros(now.as_micros().saturating_sub(age_micros))
 }
 
 #[cfg(test)]

@@ -204,6 +204,12 @@ fn events(page: &mut Page<'_>, pools: &[PoolReport]) -> fmt::Result {
         "How often messages were lost for good",
         pools.iter().map(|pool| (pool.labels(), pool.gaps)),
     )?;
+    let repairs = pools.iter();
+    page.counter(
+        "source_repairs",
+        "How often messages that had not come were had by asking again",
+        repairs.filter_map(|pool| Some((pool.labels(), pool.repairs?))),
+    )?;
     let refused = pools.iter().flat_map(|pool| {
         Refusal::ALL.into_iter().map(|refusal| {
             let mut labels = pool.labels();

@@ -13,7 +13,7 @@ use std::time::Duration;
 use kvgrid_core::event::{Refusals, Tier};
 use kvgrid_core::replication::Completeness;
 use kvgrid_core::residency::ResidencyStats;
-use kvgrid_core::{Instant, ModelName};
+use kvgrid_core::{Instant, ModelName, PoolId};
 use kvgrid_runtime::Clock;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{mpsc, watch};
@@ -23,6 +23,7 @@ use crate::config::{Feeds, LimitsTable, SourceSettings};
 use crate::publish::{Hub, PoolStatus};
 use crate::sources::{FeedState, SourceEvent};
 
+mod facts;
 mod knowledge;
 mod mirrored;
 mod pool;
@@ -32,6 +33,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use facts::tell as tell_facts;
 use mirrored::Mirrored;
 use resident::Resident;
 
@@ -64,6 +66,14 @@ pub(crate) struct PoolReport {
     pub(crate) refused: Refusals,
     /// How often messages were lost for good.
     pub(crate) gaps: u64,
+    /// How often messages that had not come were had by asking again, where that can be.
+    pub(crate) repairs: Option<u64>,
+    /// Whether physical copies are counted.
+    pub(crate) counts_copies: bool,
+    /// Whether it is known which held blocks miss an ancestor.
+    pub(crate) counts_orphans: bool,
+    /// The pools that are offered of it.
+    pub(crate) pools: Vec<PoolId>,
     /// When the last message was applied.
     pub(crate) heard_at: Option<Instant>,
     /// How often a peer's streams have ended, by reason.

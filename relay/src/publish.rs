@@ -21,7 +21,7 @@ use kvgrid_core::PoolId;
 use kvgrid_core::filter::MixKey;
 use kvgrid_core::load::LoadSample;
 use kvgrid_core::replication::PublisherConfig;
-use kvgrid_core::view::{CardDigest, ModelView};
+use kvgrid_core::view::{CardDigest, ModelView, PoolFacts};
 use kvgrid_runtime::Clock;
 use tokio::sync::watch;
 
@@ -56,6 +56,9 @@ pub(crate) struct Catalog {
     pub(crate) cards: BTreeMap<CardDigest, Bytes>,
 }
 
+/// How the offered pools are fed.
+pub(crate) type Facts = Arc<Vec<(PoolId, PoolFacts)>>;
+
 type Pools = BTreeMap<PoolId, Arc<Pool>>;
 
 /// What edges are told; clones share it.
@@ -67,6 +70,7 @@ struct Inner {
     catalog: watch::Sender<Arc<Catalog>>,
     load: watch::Sender<LoadSample>,
     members: watch::Sender<Members>,
+    facts: watch::Sender<Facts>,
     leaving: watch::Sender<bool>,
     pools: watch::Sender<Arc<Pools>>,
     sessions: Sessions,
@@ -80,6 +84,7 @@ impl Hub {
             catalog: watch::Sender::default(),
             load: watch::Sender::default(),
             members: watch::Sender::default(),
+            facts: watch::Sender::default(),
             leaving: watch::Sender::new(false),
             pools: watch::Sender::default(),
             sessions: Sessions::default(),
@@ -99,6 +104,11 @@ impl Hub {
     /// Where it is told which relays are alive.
     pub(crate) fn members(&self) -> &watch::Sender<Members> {
         &self.0.members
+    }
+
+    /// Where it is told how pools are fed, no more often than edges should hear of it.
+    pub(crate) fn facts(&self) -> &watch::Sender<Facts> {
+        &self.0.facts
     }
 
     /// Tells edges to send no new requests.

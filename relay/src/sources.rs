@@ -91,6 +91,11 @@ pub(crate) enum SourceEvent {
         /// The feed they should have come by.
         feed: FeedId,
     },
+    /// Messages that had not come were had by asking again.
+    Repaired {
+        /// The feed they came by.
+        feed: FeedId,
+    },
     /// A message that is none of the publisher's.
     Refused {
         /// The feed it came by.
@@ -180,6 +185,7 @@ impl SourceEvent {
             | Self::FeedEnded { feed }
             | Self::Shape { feed, .. }
             | Self::Gap { feed }
+            | Self::Repaired { feed }
             | Self::Refused { feed, .. }
             | Self::Batch { feed, .. }
             | Self::PublisherGone { feed, .. }

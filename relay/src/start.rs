@@ -31,6 +31,7 @@ use crate::gossip::{self, GenerationError, GenerationFile, Gossip, GossipConfig}
 use crate::leaving::Leaving;
 use crate::load::{self, EngineReport, Gateway, Scraper};
 use crate::metrics::{self, Readings};
+use crate::pools::{self, PoolReport};
 use crate::prepared::Prepared;
 use crate::proxy::{ProxyContext, ProxyLimits};
 use crate::publish::{Hub, HubConfig};
@@ -156,6 +157,7 @@ impl Relay {
         let served = self.watch_frontend();
         let sightings = self.watch_discovery();
         let (pools, usage) = self.follow_sources(&sightings);
+        self.tell_facts(pools.clone());
         let engines = self.watch_load(usage);
         let cards = self.follow_card(&sightings);
         self.tell_catalog(cards.subscribe(), served.clone(), engines);
@@ -267,6 +269,15 @@ impl Relay {
         let catalog = self.hub.catalog().clone();
         let telling = catalog::tell(offer, cards, served, engines, catalog);
         self.spawn("catalog", telling);
+    }
+
+    /// Tells edges how pools are fed. It ends with the pools, which may be none.
+    fn tell_facts(&self, reports: watch::Receiver<Vec<PoolReport>>) {
+        let telling = pools::tell_facts(reports, self.hub.facts().clone());
+        let stop = self.tasks.token().clone();
+        self.tasks.spawn("pool facts", async move {
+            stop.run_until_cancelled_owned(telling).await;
+        });
     }
 
     /// Joins the other relays, and tells edges of them.

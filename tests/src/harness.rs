@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use http::Method;
 use kvgrid_certs::{Identity, Overwrite, TrustDomain, Validity};
 use kvgrid_core::{EdgeId, Region, RelayId, SiteId};
 use kvgrid_runtime::Tasks;
@@ -20,6 +21,7 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 use crate::client::Client;
+use crate::emulator::Fault;
 use crate::link::Switch;
 use crate::lock;
 
@@ -35,7 +37,10 @@ mod site;
 
 pub use config::{MODEL, model_dir};
 pub use conversation::{Conversation, Turn};
-pub use known::{Applied, Known, KnownCard, KnownModel, KnownPool, KnownRelay, KnownSite};
+pub use known::{
+    Applied, Known, KnownAgreement, KnownCard, KnownFacts, KnownMatching, KnownModel, KnownParity,
+    KnownPool, KnownRelay, KnownSite,
+};
 pub use plan::{EdgePlan, GridPlan, SitePlan};
 pub use process::{Process, hold_leash};
 
@@ -332,6 +337,18 @@ impl Grid {
             }
             sleep(process::POLL).await;
         }
+        Ok(())
+    }
+
+    /// Lets a site's engine fail, or no longer.
+    pub async fn set_fault(&self, site: &str, fault: Option<Fault>) -> anyhow::Result<()> {
+        let url = format!("{}/emulator/fault", self.site(site)?.engine_url());
+        let (method, body) = match fault {
+            Some(fault) => (Method::PUT, serde_json::to_value(fault)?),
+            None => (Method::DELETE, serde_json::Value::Null),
+        };
+        let answer = self.client.call(method, &url, &[], &body).await?;
+        anyhow::ensure!(answer.status.is_success(), "{url}: {}", answer.text());
         Ok(())
     }
 

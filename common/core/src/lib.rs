@@ -15,6 +15,7 @@ pub mod id;
 pub mod label;
 pub mod load;
 pub mod membership;
+pub mod parity;
 pub mod prediction;
 pub mod replication;
 pub mod residency;

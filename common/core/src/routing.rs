@@ -18,7 +18,7 @@ use crate::time::Instant;
 use crate::view::{GridView, SiteView};
 
 pub use chains::Chains;
-pub use depth::{Overlap, overlap_tokens, sent_beyond};
+pub use depth::{Held, Overlap, held, overlap_tokens, sent_beyond};
 pub use eligibility::{Breakers, Exclusion};
 pub use inflight::{Inflight, Lane, OwnLoad};
 pub use policy::{Policy, TierCredits, Weights};
@@ -51,6 +51,16 @@ pub struct RouteRequest<'a> {
     pub exclude_relays: &'a [RelayId],
     /// Rules of the tenant and the request, beside the policy's own.
     pub rules: &'a [&'a SiteRules],
+    /// Sites that make other tokens of a request of this kind (see [`crate::parity`]): they are
+    /// weighed as if no tokens were known.
+    pub aside: &'a [SiteId],
+}
+
+impl RouteRequest<'_> {
+    /// Whether the tokens known here are taken for those that a site sees.
+    fn is_aside(&self, site: &SiteId) -> bool {
+        self.aside.contains(site)
+    }
 }
 
 /// What this edge knows beside the view.
@@ -135,7 +145,7 @@ pub fn decide(
     now: Instant,
     rng: &mut impl Rng,
 ) -> Decision {
-    let overlaps = depth::overlaps(view, request.model.id(), request.chains, local, now);
+    let overlaps = depth::overlaps(view, request, local, now);
     let candidates: Vec<Candidate> = view
         .sites()
         .iter()
@@ -147,7 +157,9 @@ pub fn decide(
         .filter_map(|candidate| Some((&candidate.site, candidate.score()?)))
         .collect();
     // Where tokens are known, the caches themselves say where a session is at home.
-    let session = request.affinity.filter(|_| request.chains.is_empty());
+    let blind = request.chains.is_empty() || scored.iter().all(|(_, score)| score.aside);
+    let session = request.affinity.or_else(|| beginning(view, request));
+    let session = session.filter(|_| blind);
     let outcome = match tiebreak::pick(&scored, session, local.policy, rng) {
         Some((index, pick)) => Ok(choice(scored[index], pick, request)),
         None => Err(refusal(&candidates)),
@@ -202,9 +214,19 @@ fn choice((site, score): (&SiteId, &Score), pick: Pick, request: &RouteRequest<'
             None => score.overlap.predicted,
         },
         uncached_tokens: score.uncached_tokens,
-        prompt_tokens: (!request.chains.is_empty()).then_some(score.prompt_tokens),
+        prompt_tokens: (!request.chains.is_empty() && !score.aside).then_some(score.prompt_tokens),
         pool: score.overlap.pool,
     }
+}
+
+/// What a prompt begins with, by any card: sites that make other tokens of it still make the
+/// same of the same, so that requests alike meet.
+fn beginning(view: &GridView, request: &RouteRequest<'_>) -> Option<u64> {
+    let mut sites = view.sites().iter();
+    sites.find_map(|site| {
+        let card = site.model(request.model.id())?.card.as_ref()?;
+        request.chains.beginning(&card.digest, card.block_size)
+    })
 }
 
 /// Says of no choice whether waiting could help, and if not, what is wrong.

@@ -16,6 +16,7 @@ use crate::id::{ModelId, ModelName, PoolId, Region, RelayId, SiteId};
 use crate::label::Labels;
 use crate::load::SiteLoad;
 use crate::replication::ReplicaView;
+use crate::time::Instant;
 
 pub use lead::{Knowledge, Lead, LeadConfig, Standing};
 
@@ -126,6 +127,27 @@ pub struct PoolView {
     pub eviction_age: Option<Duration>,
     /// The replica, as it was when the view was made.
     pub replica: ReplicaView,
+    /// What its relay says of how it is fed, for people; decisions don't look at it.
+    pub facts: Option<Arc<PoolFacts>>,
+}
+
+/// How a pool is fed, as its relay counts since its start. What a source can't tell is unknown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolFacts {
+    /// Blocks that the source's messages stored or removed.
+    pub accepted: Option<u64>,
+    /// Events that could not be used, by reason; those that never came are left out.
+    pub refused: Vec<(Arc<str>, u64)>,
+    /// Physical copies that workers hold.
+    pub copies: Option<u64>,
+    /// Held blocks that miss an ancestor and can't be found.
+    pub orphans: Option<u64>,
+    /// How often messages were lost for good.
+    pub gaps: Option<u64>,
+    /// How often messages that had not come were had by asking again.
+    pub repairs: Option<u64>,
+    /// When the last message was applied.
+    pub heard_at: Option<Instant>,
 }
 
 impl GridView {

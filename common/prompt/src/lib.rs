@@ -12,6 +12,7 @@ mod card;
 mod cards;
 mod chat;
 mod encoder;
+mod kind;
 mod media;
 mod memo;
 mod prompt;

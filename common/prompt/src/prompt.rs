@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kvgrid_core::parity::Kind;
 use thiserror::Error;
 
 /// A request's prompt.
@@ -14,6 +15,8 @@ pub struct Prompt {
     pub complete: bool,
     /// Where the ids come from.
     pub source: Source,
+    /// By what rules they were made.
+    pub kind: Kind,
     /// The LoRA adapter's canonical name, which enters the hashes.
     pub lora: Option<String>,
     /// The cache namespace, which enters the hashes.

@@ -7,11 +7,13 @@ use std::sync::Arc;
 
 use dynamo_protocols::types::Prompt as PromptField;
 use dynamo_renderer::RenderedPrompt;
+use kvgrid_core::parity::{Kind, Trait};
 use thiserror::Error;
 
 use crate::card::{Card, Unsupported, local_time_zone};
 use crate::chat::ChatFormat;
 use crate::encoder::{EncoderKind, TextEncoder};
+use crate::kind;
 use crate::media;
 use crate::memo::MemoStats;
 use crate::prompt::{Prompt, PromptError, Source};
@@ -103,20 +105,21 @@ impl Prompter {
             extensions.nvext.as_ref(),
             extensions.cache_salt.as_ref(),
         );
+        let kind = kind::of_chat(&request, &extensions);
         if let Some(tokens) = take_token_data(&mut extensions.nvext) {
-            return Ok(self.prompt(tokens, Source::Client, namespace));
+            return Ok(self.prompt((tokens, Source::Client), kind, namespace));
         }
         let format = self.chat.as_ref().ok_or(PromptError::NoTemplate)?;
         let rendered = format.render(&request, &extensions)?;
         let Some(place) = media::first(&request.messages) else {
             let tokens = self.encode(&rendered)?;
-            return Ok(self.prompt(tokens, Source::Tokenised, namespace));
+            return Ok(self.prompt((tokens, Source::Tokenised), kind, namespace));
         };
         media::mark(&mut request.messages, place);
         let tokens = self.before_media(format, &rendered, &request, &extensions)?;
         Ok(Prompt {
             complete: false,
-            ..self.prompt(tokens, Source::Tokenised, namespace)
+            ..self.prompt((tokens, Source::Tokenised), kind, namespace)
         })
     }
 
@@ -142,7 +145,8 @@ impl Prompter {
                 (tokens, Source::Client)
             }
         };
-        Ok(self.prompt(tokens, source, namespace))
+        let kind = Kind::PLAIN.with(Trait::Text);
+        Ok(self.prompt((tokens, source), kind, namespace))
     }
 
     fn before_media(
@@ -174,11 +178,18 @@ impl Prompter {
         Ok(tokens)
     }
 
-    fn prompt(&self, tokens: Vec<u32>, source: Source, namespace: Option<String>) -> Prompt {
+    fn prompt(
+        &self,
+        (tokens, source): (Vec<u32>, Source),
+        kind: Kind,
+        namespace: Option<String>,
+    ) -> Prompt {
+        let kind = kind.with_if(Trait::Ids, source == Source::Client);
         Prompt {
             tokens: tokens.into(),
             complete: true,
             source,
+            kind: kind.with_if(Trait::Adapter, self.lora.is_some()),
             lora: self.lora.clone(),
             namespace,
         }

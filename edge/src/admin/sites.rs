@@ -20,7 +20,17 @@
 //!       "card": {
 //!         "digest": "6ca1...", "usable": true, "block_size": 16, "format": "standard",
 //!         "capacity_blocks": 4096, "context_length": 8192
-//!       }
+//!       },
+//!       "parity": [{
+//!         "kind": "plain", "set_aside": false, "age_ms": 210.0,
+//!         "tokens": {
+//!           "state": "agrees", "compared": 12, "different": 0, "expected": 65, "told": 65
+//!         },
+//!         "caches": [{
+//!           "source": "engines", "state": "agrees", "compared": 12, "different": 0,
+//!           "overlap_tokens": 528, "cached_tokens": 528
+//!         }]
+//!       }]
 //!     }],
 //!     "known_by": "fra-1",
 //!     "pools": [{
@@ -30,7 +40,12 @@
 //!       "state": "live", "stale_ms": null,
 //!       "epoch": "4f2a0001", "sequence": 17, "blocks": 1250, "completeness": "whole",
 //!       "applied": [{"publisher": "0000000000000001", "sequence": 311}],
-//!       "syncing": null
+//!       "syncing": null,
+//!       "facts": {
+//!         "accepted_blocks": 1250, "refused_events": {"block_size": 2}, "copies": 1250,
+//!         "orphans": 0, "gaps": 0, "repairs": 0, "last_event_age_ms": 130.0
+//!       },
+//!       "matching": {"requests": 12, "matched": 11, "missed": 0, "warning": null}
 //!     }],
 //!     "load": {
 //!       "relays": [{"id": "fra-1", "age_ms": 52.0, "echo": 12}],
@@ -63,6 +78,14 @@
 //! - `applied` says of each of the source's publishers the last sequence that can be searched
 //!   here: whatever it published up to that is in the replica.
 //! - A model whose name the site's catalog does not tell is shown by its id, as digits.
+//! - `parity` is told by answers' `usage` ([`kvgrid_core::parity`]), for each kind of request:
+//!   its traits, joined by `+`, or `plain`. `tokens` says whether prompts are as long as was
+//!   counted here, with the last two lengths compared; a kind that is `set_aside` is routed to
+//!   the site without tokens. `caches` says for each source whether as much was cached as its
+//!   pools said, with the sums of both. Their `state` is `unknown`, `agrees` or `differs`.
+//! - `facts` are what the relay counts since its start. `matching` says how often a pool held
+//!   some of a prompt of two blocks or more that was sent to its site; `missed` are those since
+//!   the last match that it should have held, and `warning` says so in words once they are many.
 //! - What is not known is `null`, never zero. Ages are as of the answer.
 
 use std::collections::BTreeMap;
@@ -70,13 +93,19 @@ use std::time::Duration;
 
 use kvgrid_core::block::HashFormat;
 use kvgrid_core::ckf::Naming;
-use kvgrid_core::load::{EngineSum, GatewaySum, ModelLoad, SiteLoad};
 use kvgrid_core::replication::{Completeness, ReplicaState};
 use kvgrid_core::view::{CardInfo, ModelView, PoolView, RelayView, SiteView};
 use kvgrid_core::{EdgeId, Instant, ModelId};
 use serde::Serialize;
 
 use crate::route::Router;
+use facts::Facts;
+use load::Load;
+use parity::{KindParity, PoolMatching};
+
+mod facts;
+mod load;
+mod parity;
 
 /// The page as JSON.
 pub(super) fn page(edge: &EdgeId, router: &Router) -> String {
@@ -131,6 +160,7 @@ struct Model<'a> {
     name: &'a str,
     ready: bool,
     card: Option<Card>,
+    parity: Vec<KindParity>,
 }
 
 #[derive(Serialize)]
@@ -162,6 +192,8 @@ struct Pool<'a> {
     completeness: &'static str,
     applied: Vec<Applied>,
     syncing: Option<Transfer>,
+    facts: Option<Facts<'a>>,
+    matching: Option<PoolMatching>,
 }
 
 #[derive(Serialize)]
@@ -175,54 +207,6 @@ struct Transfer {
     epoch: String,
     missing_chunks: u32,
     chunks: u32,
-}
-
-#[derive(Serialize)]
-struct Load<'a> {
-    relays: Vec<Echo<'a>>,
-    models: Vec<LoadOfModel>,
-}
-
-#[derive(Serialize)]
-struct Echo<'a> {
-    id: &'a str,
-    age_ms: f64,
-    echo: u64,
-}
-
-#[derive(Serialize)]
-struct LoadOfModel {
-    model: String,
-    engines: Option<Engines>,
-    gateway: Option<Gateway>,
-}
-
-#[derive(Serialize)]
-struct Engines {
-    ranks: u32,
-    age_ms: f64,
-    running: u32,
-    waiting: Option<u32>,
-    kv_use: Option<f32>,
-    kv_cached: Option<f32>,
-    kv_tokens: Option<u64>,
-    foreign: Foreign,
-}
-
-#[derive(Serialize)]
-struct Foreign {
-    requests: u32,
-    waiting: Option<u32>,
-    waiting_tokens: Option<u64>,
-}
-
-#[derive(Serialize)]
-struct Gateway {
-    age_ms: f64,
-    in_flight: u32,
-    queued_tokens: u64,
-    arrivals_per_s: f32,
-    prefill_ms_per_token: Option<f32>,
 }
 
 impl<'a> Site<'a> {
@@ -244,12 +228,16 @@ impl<'a> Site<'a> {
                 .min()
                 .unwrap_or(Breaker::Closed),
             relays,
-            models: site.models.iter().map(Model::of).collect(),
+            models: site
+                .models
+                .iter()
+                .map(|model| Model::of(model, site, router, now))
+                .collect(),
             known_by: site.known_by.as_ref().map(|relay| relay.as_str()),
             pools: site
                 .pools
                 .iter()
-                .map(|pool| Pool::of(pool, site, now))
+                .map(|pool| Pool::of(pool, site, router, now))
                 .collect(),
             load: Load::of(&site.load, site, now),
         }
@@ -277,11 +265,12 @@ impl<'a> Relay<'a> {
 }
 
 impl<'a> Model<'a> {
-    fn of(model: &'a ModelView) -> Self {
+    fn of(model: &'a ModelView, site: &SiteView, router: &Router, now: Instant) -> Self {
         Self {
             name: model.name.as_str(),
             ready: model.ready,
             card: model.card.as_ref().map(Card::of),
+            parity: parity::kinds(model, &site.site, router, now),
         }
     }
 }
@@ -300,7 +289,7 @@ impl Card {
 }
 
 impl<'a> Pool<'a> {
-    fn of(pool: &'a PoolView, site: &SiteView, now: Instant) -> Self {
+    fn of(pool: &'a PoolView, site: &SiteView, router: &Router, now: Instant) -> Self {
         let replica = &pool.replica;
         let stale_ms = match replica.state {
             ReplicaState::Stale { since } => Some(age_ms(since, now)),
@@ -332,56 +321,8 @@ impl<'a> Pool<'a> {
                 missing_chunks: syncing.missing,
                 chunks: syncing.chunks,
             }),
-        }
-    }
-}
-
-impl<'a> Load<'a> {
-    fn of(load: &'a SiteLoad, site: &SiteView, now: Instant) -> Self {
-        let echo = |part: &'a kvgrid_core::load::RelayEcho| Echo {
-            id: part.relay.as_str(),
-            age_ms: age_ms(part.at, now),
-            echo: part.echo,
-        };
-        let of_model = |load: &ModelLoad| LoadOfModel {
-            model: model_name(site, load.model),
-            engines: load.engines.map(|sum| Engines::of(&sum, now)),
-            gateway: load.gateway.map(|sum| Gateway::of(&sum, now)),
-        };
-        Self {
-            relays: load.relays.iter().map(echo).collect(),
-            models: load.models.iter().map(of_model).collect(),
-        }
-    }
-}
-
-impl Engines {
-    fn of(sum: &EngineSum, now: Instant) -> Self {
-        Self {
-            ranks: sum.ranks,
-            age_ms: age_ms(sum.at, now),
-            running: sum.running,
-            waiting: sum.waiting,
-            kv_use: sum.kv_use,
-            kv_cached: sum.kv_cached,
-            kv_tokens: sum.kv_tokens,
-            foreign: Foreign {
-                requests: sum.foreign.requests,
-                waiting: sum.foreign.waiting,
-                waiting_tokens: sum.foreign.waiting_tokens,
-            },
-        }
-    }
-}
-
-impl Gateway {
-    fn of(sum: &GatewaySum, now: Instant) -> Self {
-        Self {
-            age_ms: age_ms(sum.at, now),
-            in_flight: sum.load.in_flight,
-            queued_tokens: sum.load.queued_tokens,
-            arrivals_per_s: sum.load.arrivals_per_s,
-            prefill_ms_per_token: sum.load.prefill_ms_per_token,
+            facts: pool.facts.as_deref().map(|facts| Facts::of(facts, now)),
+            matching: parity::matching(pool, site, router),
         }
     }
 }

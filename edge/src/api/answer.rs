@@ -18,6 +18,7 @@ use super::error::ApiError;
 use super::events::EventStream;
 use super::headers;
 use super::tries::Begun;
+use super::usage::UsageReader;
 use crate::metrics::{InFlight, Metrics};
 use crate::route::Dispatch;
 
@@ -52,7 +53,9 @@ pub(super) struct AnswerBody<B> {
     over: bool,
     site: SiteId,
     metrics: Metrics,
-    _dispatch: Dispatch,
+    /// Reads along what the answer says of the prompt, if it is one to the prompt.
+    usage: Option<UsageReader>,
+    dispatch: Dispatch,
     _holds: Holds,
 }
 
@@ -80,6 +83,8 @@ impl<B> Begun<B> {
         if explain {
             self.explain(&mut passed_on);
         }
+        let usage = self.head.status.is_success();
+        let usage = usage.then(|| UsageReader::new(&self.head.headers, streams_events));
         let body = AnswerBody {
             first: self.first,
             rest: self.body,
@@ -87,7 +92,8 @@ impl<B> Begun<B> {
             over: false,
             site: self.choice.site,
             metrics: metrics.clone(),
-            _dispatch: self.dispatch,
+            usage,
+            dispatch: self.dispatch,
             _holds: holds,
         };
         let mut response = Response::new(ApiBody::Answer(Box::new(body)));
@@ -111,6 +117,31 @@ impl<B> Begun<B> {
     }
 }
 
+impl<B> AnswerBody<B> {
+    /// Whether nothing will be read of it any more that counts.
+    fn says_no_more(&self) -> bool {
+        let events = self.events.as_ref();
+        let told = || self.usage.as_ref().is_some_and(UsageReader::has_told);
+        self.over || events.map_or_else(told, EventStream::is_complete)
+    }
+
+    /// Tells what the answer says of the prompt, once, before the client sees its end.
+    fn tell_usage(&mut self) {
+        if let Some(usage) = self.usage.take() {
+            let reading = usage.reading();
+            self.metrics.usage_read(reading.name());
+            self.dispatch.told(reading.usage());
+        }
+    }
+}
+
+/// However it ended: what was read by then is all that will be.
+impl<B> Drop for AnswerBody<B> {
+    fn drop(&mut self) {
+        self.tell_usage();
+    }
+}
+
 fn is_event_stream(headers: &HeaderMap) -> bool {
     let kind = headers
         .get(CONTENT_TYPE)
@@ -122,8 +153,16 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
 }
 
 impl<B: Body<Data = Bytes, Error: Display> + Unpin> AnswerBody<B> {
-    /// The next bytes from the site; `None` at the end.
+    /// The next bytes from the site, read along; `None` at the end.
     fn poll_site(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, String>>> {
+        let polled = ready!(self.poll_bytes(cx));
+        if let (Some(Ok(bytes)), Some(usage)) = (&polled, &mut self.usage) {
+            usage.feed(bytes);
+        }
+        Poll::Ready(polled)
+    }
+
+    fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, String>>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(first)));
         }
@@ -186,6 +225,9 @@ impl<B: Body<Data = Bytes, Error: Display> + Unpin> Body for AnswerBody<B> {
                         .unwrap_or_default()
                 }
             };
+            if self.says_no_more() {
+                self.tell_usage();
+            }
             if !passed.is_empty() {
                 return Poll::Ready(Some(Ok(Frame::data(passed))));
             }

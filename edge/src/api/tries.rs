@@ -105,7 +105,7 @@ impl<S: Sites> Api<S> {
             };
             match self.ask(choice, dispatch, request).await? {
                 Ok(begun) => {
-                    let prompt_tokens = begun.prompt_tokens.filter(|_| asked.complete);
+                    let prompt_tokens = begun.prompt_tokens.filter(|_| asked.input.complete);
                     return Ok(Begun {
                         prompt_tokens,
                         decision: explained,

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 use kvgrid_core::block::HashSeed;
 use kvgrid_core::id::ModelName;
+use kvgrid_core::parity::Kind;
 use kvgrid_core::routing::Chains;
 use kvgrid_core::view::{CardDigest, GridView};
 use kvgrid_prompt::{Cards, Prompt, PromptError, Prompter, Source, cache_namespace};
@@ -41,12 +42,10 @@ pub(super) enum Endpoint {
 }
 
 /// A request, understood.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Asked {
     /// What the router must know.
     pub(super) input: RouteInput,
-    /// Whether the tokens known are the whole prompt.
-    pub(super) complete: bool,
     /// How its tokens were found, or why not, in one word for the metrics.
     pub(super) tokens: &'static str,
 }
@@ -141,13 +140,14 @@ fn skim(hints: &Hints, body: &[u8]) -> Result<Asked, ApiError> {
     let input = RouteInput {
         model,
         chains: Chains::new(HashSeed::new(None, None)),
+        complete: true,
+        kind: Kind::PLAIN,
         body_bytes: u64::try_from(body.len()).unwrap_or(u64::MAX),
         affinity: session.map(|session| xxh3_64(session.as_bytes())),
         rules: Vec::new(),
     };
     Ok(Asked {
         input,
-        complete: true,
         tokens: "no_card",
     })
 }
@@ -179,7 +179,8 @@ fn understand(
         if *seed.get_or_insert(of_prompt) != of_prompt {
             continue;
         }
-        asked.complete &= prompt.complete;
+        asked.input.complete &= prompt.complete;
+        asked.input.kind = prompt.kind;
         if prompt.source == Source::Client {
             asked.tokens = "client";
             asked.input.chains = Chains::of_every_site(prompt.tokens, of_prompt);

@@ -7,8 +7,8 @@ use kvgrid_core::prediction::PredictionConfig;
 use kvgrid_core::routing::Policy;
 
 use super::{
-    LimitsTable, ListenTable, PolicyTable, PredictTable, PromptTable, RetryTable, TiersTable,
-    WeightsTable,
+    CanaryTable, LimitsTable, ListenTable, PolicyTable, PredictTable, PromptTable, RetryTable,
+    TiersTable, WeightsTable,
 };
 
 /// Where the admin server listens: the loopback interface, because it asks nobody who he is.
@@ -116,6 +116,16 @@ impl Default for PredictTable {
             until_told: Duration::from_secs(2),
             ttl: Duration::from_secs(120),
             max_blocks: PredictionConfig::default().max_blocks,
+        }
+    }
+}
+
+impl Default for CanaryTable {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            every: Duration::from_secs(10),
+            renew_after: Duration::from_secs(600),
         }
     }
 }

@@ -12,8 +12,8 @@ use kvgrid_core::routing::{Policy, TierCredits, Weights};
 use kvgrid_runtime::config::{ConfigError, IdentityConfig};
 
 use super::{
-    ConfigFile, HeadersTable, LimitsTable, ListenTable, PolicyTable, PredictTable, PromptTable,
-    RetryTable, defaults,
+    CanaryTable, ConfigFile, HeadersTable, LimitsTable, ListenTable, PolicyTable, PredictTable,
+    PromptTable, RetryTable, defaults,
 };
 
 /// Relays that may be named; the grid's others are learnt from them.
@@ -50,6 +50,8 @@ pub(crate) struct Config {
     pub(crate) retry: RetryTable,
     /// What it expects to be cached where it has sent it.
     pub(crate) predict: PredictTable,
+    /// What it asks sites itself.
+    pub(crate) canary: CanaryTable,
 }
 
 impl ConfigFile {
@@ -78,6 +80,7 @@ impl ConfigFile {
             limits: limits(self.limits)?,
             retry: retry(self.retry)?,
             predict: predict(self.predict)?,
+            canary: canary(self.canary)?,
         })
     }
 }
@@ -203,6 +206,12 @@ fn predict(predict: PredictTable) -> Result<PredictTable, ConfigError> {
         return Err(ConfigError::key("predict.max_blocks", &reason));
     }
     Ok(predict)
+}
+
+fn canary(canary: CanaryTable) -> Result<CanaryTable, ConfigError> {
+    not_zero("canary.every", canary.every)?;
+    not_zero("canary.renew_after", canary.renew_after)?;
+    Ok(canary)
 }
 
 fn retry(retry: RetryTable) -> Result<RetryTable, ConfigError> {

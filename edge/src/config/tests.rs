@@ -45,6 +45,10 @@ fn wrong_values_are_refused_by_key() {
     let wrong = [
         ("quorum = 0", "relays.quorum: at least 1 site"),
         (
+            "[canary]\nevery = \"0s\"",
+            "canary.every: must be longer than 0",
+        ),
+        (
             "[policy]\nband_share = 2.0",
             "policy.band_share: 2 is not between 0 and 1",
         ),

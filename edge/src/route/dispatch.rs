@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use kvgrid_core::breaker::Pass;
 use kvgrid_core::id::{ModelId, RelayId};
-use kvgrid_core::routing::{Choice, Inflight, Lane, sent_beyond};
+use kvgrid_core::parity::{Forecast, Usage};
+use kvgrid_core::routing::{Choice, Inflight, Lane, held, sent_beyond};
 
 use super::board::Verdict;
 use super::expect::Expected;
@@ -24,6 +25,8 @@ pub(crate) struct Dispatch {
     waiting: bool,
     /// What the site should have cached of it; kept only until that is known to be so or not.
     expected: Option<Expected>,
+    /// What its answer should say of the prompt; nothing if the prompt's tokens are not known.
+    forecast: Option<Forecast>,
     /// Until the breaker has heard how the request went.
     pass: Option<Pass>,
 }
@@ -48,6 +51,7 @@ impl Dispatch {
             number,
             waiting: true,
             expected: expected(router, choice, input),
+            forecast: forecast(router, choice, input),
             pass: Some(pass),
         })
     }
@@ -69,6 +73,13 @@ impl Dispatch {
         if let Some(expected) = self.expected.take() {
             let now = self.router.now();
             self.router.0.expected.computed(&expected, now);
+        }
+    }
+
+    /// The answer is over, and this is what it says of the prompt. Told once.
+    pub(crate) fn told(&mut self, usage: Usage) {
+        if let Some(forecast) = self.forecast.take() {
+            self.router.note_usage(&forecast, usage);
         }
     }
 
@@ -102,11 +113,41 @@ impl Drop for Dispatch {
 }
 
 fn expected(router: &Router, choice: &Choice, input: &RouteInput) -> Option<Expected> {
+    // Of a prompt that is another one there, nothing is found again.
+    choice.prompt_tokens?;
     let view = router.view();
     let site = view.site(&choice.site)?;
     let model = input.model.id();
     let blocks = sent_beyond(site, model, &input.chains, choice.overlap_tokens);
     router.0.expected.sent(site, model, blocks, router.now())
+}
+
+/// What is known here of the prompt at the chosen site, whether or not it was believed.
+fn forecast(router: &Router, choice: &Choice, input: &RouteInput) -> Option<Forecast> {
+    let view = router.view();
+    let site = view.site(&choice.site)?;
+    let model = input.model.id();
+    let held = held(site, model, &input.chains)?;
+    let deepest = held.pools.iter().max_by_key(|(_, tokens)| *tokens);
+    let source = deepest.and_then(|(deepest, _)| {
+        let mut pools = site.pools.iter();
+        let pool = pools.find(|pool| pool.id == *deepest)?;
+        Some(Arc::clone(&pool.source))
+    });
+    Some(Forecast {
+        site: choice.site.clone(),
+        model,
+        kind: input.kind,
+        card: site.model(model)?.card.as_ref()?.digest,
+        prompt_tokens: held.prompt_tokens,
+        complete: input.complete,
+        source,
+        // What was merely sent there counts where nothing else tells.
+        overlap_tokens: deepest.map_or(choice.overlap_tokens, |(_, tokens)| *tokens),
+        block_size: held.block_size,
+        beginning: held.beginning,
+        pools: held.pools,
+    })
 }
 
 /// The relay's lane; a new relay gets one, which is rare enough to copy the map for it.

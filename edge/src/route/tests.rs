@@ -65,6 +65,8 @@ fn input() -> RouteInput {
     RouteInput {
         model: model(),
         chains: Chains::new(HashSeed::new(None, None)),
+        complete: true,
+        kind: Kind::PLAIN,
         body_bytes: 400,
         affinity: None,
         rules: Vec::new(),

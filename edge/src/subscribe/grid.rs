@@ -209,9 +209,18 @@ fn site_view(
         relays: members.iter().map(relay_view).collect(),
         models: models(members, shown, usable),
         known_by: shown.map(|shown| shown.identity.relay.clone()),
-        pools: shown.map_or_else(Vec::new, |shown| shown.state.pools.clone()),
+        pools: shown.map_or_else(Vec::new, |shown| pools(&shown.state)),
         load,
     }
+}
+
+/// A relay's pools, with what it says of how they are fed.
+fn pools(state: &RelayState) -> Vec<PoolView> {
+    let with_facts = |pool: &PoolView| PoolView {
+        facts: state.facts.get(&pool.id).cloned(),
+        ..pool.clone()
+    };
+    state.pools.iter().map(with_facts).collect()
 }
 
 /// The models of all connected relays; while there are none, those that were known last.

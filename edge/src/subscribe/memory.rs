@@ -227,6 +227,7 @@ mod tests {
             closed: true,
             eviction_age: None,
             replica: ReplicaView::default(),
+            facts: None,
         }
     }
 

@@ -1,11 +1,13 @@
 //! What one relay has told, as its task publishes it to the grid.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvgrid_core::label::Labels;
 use kvgrid_core::load::LoadSample;
-use kvgrid_core::view::{ModelView, PoolView};
-use kvgrid_core::{Region, RelayId, SiteId};
+use kvgrid_core::view::{ModelView, PoolFacts, PoolView};
+use kvgrid_core::{PoolId, Region, RelayId, SiteId};
 
 /// All that one relay has told; empty until it was reached for the first time.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +26,8 @@ pub(super) struct RelayState {
     pub(super) models: Vec<ModelView>,
     /// Its pools and our replicas of them.
     pub(super) pools: Vec<PoolView>,
+    /// How they are fed, as it said last.
+    pub(super) facts: BTreeMap<PoolId, Arc<PoolFacts>>,
     /// Its last load sample.
     pub(super) sample: Option<LoadSample>,
 }

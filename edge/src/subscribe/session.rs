@@ -5,6 +5,7 @@
 //! replicas live on, stale, until the next one.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -56,6 +57,8 @@ pub(super) enum SessionEnd {
     Load(kvgrid_proto::ConvertError),
     #[error("members: {0}")]
     Members(kvgrid_proto::ConvertError),
+    #[error("facts: {0}")]
+    Facts(kvgrid_proto::ConvertError),
     #[error("control stream: {0}")]
     Write(#[from] WriteFrameError),
     #[error("the relay reads nothing")]
@@ -222,6 +225,16 @@ impl<'a> Session<'a> {
                     state.sample = Some(sample);
                     state.path = path;
                 });
+            }
+            v1::relay_frame::Frame::Facts(facts) => {
+                let now = self.context.clock.now();
+                let facts =
+                    kvgrid_proto::facts_from_wire(&facts, now).map_err(SessionEnd::Facts)?;
+                let facts = facts
+                    .into_iter()
+                    .map(|(pool, facts)| (pool, Arc::new(facts)));
+                let facts = facts.collect();
+                self.publish.update(|state| state.facts = facts);
             }
             v1::relay_frame::Frame::Leaving(leaving) => {
                 let relay = self.view.peer.name();

@@ -9,7 +9,7 @@
 //!
 //! Nothing empties a pool but its peer's word: while streams are down it stays as it was.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,6 +43,10 @@ pub(super) struct Mirrored {
     blocks: u64,
     refused: Refusals,
     gaps: u64,
+    /// Gaps that a snapshot has closed.
+    repairs: u64,
+    /// Feeds whose last gap is open.
+    open_gaps: BTreeSet<usize>,
     ends: BTreeMap<&'static str, u64>,
     ready: Option<bool>,
 }
@@ -98,6 +102,8 @@ impl Mirrored {
             blocks: 0,
             refused: Refusals::default(),
             gaps: 0,
+            repairs: 0,
+            open_gaps: BTreeSet::new(),
             ends: BTreeMap::new(),
             ready: None,
         }
@@ -157,6 +163,7 @@ impl Mirrored {
         let changes = match change {
             FilterChange::Delta(images) => table.mirror.apply(&images),
             FilterChange::Snapshot(words) => {
+                self.repairs += u64::from(self.open_gaps.remove(&feed));
                 let other = !table.offer.is_for(&table.of);
                 if other {
                     table.mirror = Mirror::new(table.of.format);
@@ -195,6 +202,7 @@ impl Mirrored {
             None => {
                 self.feeds.remove(&feed);
                 self.tables.remove(&feed);
+                self.open_gaps.remove(&feed);
             }
         }
         let whole = self.feeds.values().all(|state| state.is_known());
@@ -208,7 +216,10 @@ impl Holdings for Mirrored {
         match event {
             SourceEvent::Feed { state, .. } => self.set_state(feed, Some(state), now),
             SourceEvent::FeedEnded { .. } => self.set_state(feed, None, now),
-            SourceEvent::Gap { .. } => self.gaps += 1,
+            SourceEvent::Gap { .. } => {
+                self.gaps += 1;
+                self.open_gaps.insert(feed);
+            }
             SourceEvent::Refused { refused, .. } => self.refused.add(&refused),
             SourceEvent::Table { of, .. } => self.find(feed, of, now),
             SourceEvent::Filter {
@@ -221,6 +232,7 @@ impl Holdings for Mirrored {
             SourceEvent::Served { ready, .. } => self.ready = ready,
             // What sources tell that hear workers themselves.
             SourceEvent::Shape { .. }
+            | SourceEvent::Repaired { .. }
             | SourceEvent::Batch { .. }
             | SourceEvent::PublisherGone { .. } => {}
         }
@@ -286,6 +298,14 @@ impl Holdings for Mirrored {
             blocks: self.blocks,
             refused: self.refused,
             gaps: self.gaps,
+            repairs: Some(self.repairs),
+            counts_copies: false,
+            counts_orphans: false,
+            pools: self
+                .tables
+                .values()
+                .map(|it| it.offer.publisher.id())
+                .collect(),
             heard_at: None,
             ends: self.ends.clone(),
             ready: self.ready,

@@ -46,6 +46,9 @@ pub(super) struct Pool {
     pub(super) refused: Refusals,
     /// How often messages were lost for good.
     pub(super) gaps: u64,
+    /// How often messages that had not come were had by asking again; nothing where the source
+    /// has no way to.
+    pub(super) repairs: Option<u64>,
 }
 
 impl Pool {
@@ -73,6 +76,7 @@ impl Pool {
             blocks: 0,
             refused: Refusals::default(),
             gaps: 0,
+            repairs: None,
         }
     }
 
@@ -91,6 +95,10 @@ impl Pool {
             }
             SourceEvent::Gap { .. } => {
                 self.gaps += 1;
+                Then::Nothing
+            }
+            SourceEvent::Repaired { .. } => {
+                *self.repairs.get_or_insert(0) += 1;
                 Then::Nothing
             }
             SourceEvent::Refused { refused, .. } => {

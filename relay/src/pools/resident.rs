@@ -8,11 +8,11 @@ use kvgrid_core::ckf::Naming;
 use kvgrid_core::event::Tier;
 use kvgrid_core::eviction::EvictionAges;
 use kvgrid_core::replication::Completeness;
-use kvgrid_core::residency::PoolOp;
+use kvgrid_core::residency::{Copies, PoolOp};
 
 use super::pool::{Pool, Then};
 use super::{GENERATIONS_PER_OFFER, Holdings, Owner, PoolReport, STEP, unhurried};
-use crate::config::{LimitsTable, SourceSettings};
+use crate::config::{Feeds, LimitsTable, SourceSettings};
 use crate::publish::{PoolPublisher, PoolShape, PoolSpec};
 use crate::sources::SourceEvent;
 
@@ -20,6 +20,7 @@ use crate::sources::SourceEvent;
 pub(super) struct Resident {
     owner: Owner,
     pool: Pool,
+    copies: Copies,
     /// Where the pool is told to edges, once it is known what its blocks look like.
     offer: Option<Offer>,
     /// Pools that were offered before.
@@ -53,12 +54,16 @@ impl Resident {
         let mut resident = Self {
             owner,
             pool: Pool::new(feeds, (tier, copies), limits, now),
+            copies,
             offer: None,
             offers: 0,
             then: Then::Nothing,
             ages: EvictionAges::default(),
             evicts: false,
         };
+        if matches!(settings.feeds, Feeds::EngineZmq(_)) {
+            resident.pool.repairs = Some(0);
+        }
         if let Some(shape) = settings.shape {
             resident.offer(shape, capacity_blocks, now);
         }
@@ -185,6 +190,10 @@ impl Holdings for Resident {
             blocks: self.pool.blocks,
             refused: self.pool.refused,
             gaps: self.pool.gaps,
+            repairs: self.pool.repairs,
+            counts_copies: self.copies == Copies::Counted,
+            counts_orphans: true,
+            pools: offer.iter().map(|offer| offer.publisher.id()).collect(),
             heard_at: None,
             ends: BTreeMap::new(),
             ready: None,

@@ -257,3 +257,39 @@ async fn each_tier_is_a_pool_of_its_own() {
     assert_eq!(held(1), (Tier::HostPinned, 4));
     assert_eq!((reports.len(), site.hub_pools()), (2, 2));
 }
+
+#[tokio::test]
+async fn how_a_pool_is_fed_is_told_and_the_unknown_is_left_out() {
+    let mut site = Site::start();
+    let (sender, mut facts) = watch::channel(Arc::default());
+    let mut telling = JoinSet::new();
+    telling.spawn(tell_facts(site.reports.clone(), sender));
+    let mut refused = Refusals::default();
+    refused.count(kvgrid_core::event::Refusal::BlockSize);
+
+    site.store(7, 0..10).await;
+    for event in [
+        SourceEvent::Refused {
+            feed: FEED,
+            refused,
+        },
+        SourceEvent::Gap { feed: FEED },
+        SourceEvent::Repaired { feed: FEED },
+    ] {
+        site.events.send(event).await.unwrap();
+    }
+    site.until(|pool| pool.repairs == Some(1)).await;
+
+    let is_told = facts.wait_for(|facts: &crate::publish::Facts| {
+        facts
+            .first()
+            .is_some_and(|(_, facts)| facts.repairs == Some(1))
+    });
+    let told = tokio::time::timeout(Duration::from_secs(20), is_told).await;
+    let told = told.expect("in time").unwrap();
+    let (_, facts) = &told[0];
+    assert_eq!((facts.accepted, facts.copies), (Some(10), Some(10)));
+    assert_eq!(facts.refused, [("block_size".into(), 1)]);
+    assert_eq!((facts.orphans, facts.gaps), (Some(0), Some(1)));
+    assert!(facts.heard_at.is_some());
+}

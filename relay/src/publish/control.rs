@@ -1,5 +1,5 @@
-//! What is said on the control stream: hello, then catalog, members and load whenever they
-//! change.
+//! What is said on the control stream: hello, then catalog, members, load and how pools are fed,
+//! whenever they change.
 //!
 //! Only the latest of each is ever written. While the stream is blocked nothing gathers.
 
@@ -10,7 +10,7 @@ use kvgrid_core::EdgeId;
 use kvgrid_proto::frame::CONTROL_LIMIT;
 use kvgrid_proto::v1::relay_frame::Frame;
 use kvgrid_proto::v1::{self, RelayFrame};
-use kvgrid_proto::{load_to_wire, members_to_wire, model_to_wire, pool_to_wire};
+use kvgrid_proto::{facts_to_wire, load_to_wire, members_to_wire, model_to_wire, pool_to_wire};
 use kvgrid_runtime::frames::{WriteFrameError, write_frame};
 use quinn::SendStream;
 use tokio::time::Instant;
@@ -39,6 +39,7 @@ pub(super) async fn run(
     let mut loads = hub.0.load.subscribe();
     let mut leaving = hub.0.leaving.subscribe();
     let mut members = hub.0.members.subscribe();
+    let mut facts = hub.0.facts.subscribe();
     let hello = Frame::Hello(v1::RelayHello {
         software: concat!("kvgrid/", env!("CARGO_PKG_VERSION")).into(),
         incarnation: hub.0.config.incarnation,
@@ -47,6 +48,7 @@ pub(super) async fn run(
     catalogs.mark_changed();
     loads.mark_changed();
     members.mark_changed();
+    facts.mark_changed();
     if *leaving.borrow() {
         leaving.mark_changed();
     }
@@ -78,6 +80,11 @@ pub(super) async fn run(
                 loads.mark_unchanged();
                 told_at = Instant::now();
                 write(&mut stream, Frame::Load(load_for(&hub, &edge))).await?;
+            }
+            _ = facts.changed() => {
+                let facts = Arc::clone(&facts.borrow_and_update());
+                let facts = facts_to_wire(&facts, hub.0.config.clock.now());
+                write(&mut stream, Frame::Facts(facts)).await?;
             }
         }
     }

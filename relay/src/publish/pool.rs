@@ -126,6 +126,7 @@ impl Pool {
                 closed: spec.closed,
                 eviction_age: None,
                 replica: ReplicaView::default(),
+                facts: None,
             },
             eviction_age: AtomicU64::new(0),
             key: Arc::clone(&config.key),
@@ -255,6 +256,11 @@ impl PoolPublisher {
         self.update(|publisher| publisher.replace(table));
         let status = self.status();
         info!(pool = %self.pool.view.source, epoch = %status.epoch, blocks = status.blocks, chunks, "Pool grew");
+    }
+
+    /// What edges know the pool by.
+    pub(crate) fn id(&self) -> PoolId {
+        self.pool.id()
     }
 
     /// How the pool stands.

@@ -160,7 +160,7 @@ impl<M: Memory> Feed<M> {
                 },
                 () = sleep_until(check_at) => {
                     check_at = Instant::now() + CHECK_INTERVAL;
-                    match self.begin_or_catch_up().await? {
+                    match self.catch_up().await? {
                         true => failed_checks = 0,
                         false => failed_checks += 1,
                     }
@@ -194,8 +194,19 @@ impl<M: Memory> Feed<M> {
             }
             Live::First | Live::Unproven | Live::Gap => {}
         }
-        self.begin_or_catch_up().await?;
+        self.catch_up().await?;
         self.take_after_repair(message).await
+    }
+
+    /// Asks for what has not come; of a life that goes on it is told if there was something.
+    async fn catch_up(&mut self) -> Result<bool, Closed> {
+        let (life, next) = (self.life, self.position.next());
+        let answered = self.begin_or_catch_up().await?;
+        if self.life.is_some() && self.life == life && next < self.position.next() {
+            let feed = self.id;
+            self.events.send(SourceEvent::Repaired { feed }).await?;
+        }
+        Ok(answered)
     }
 
     /// Applies a live message that did not fit, now that a replay has done what it could.

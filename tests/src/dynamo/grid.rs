@@ -39,6 +39,16 @@ impl Grid {
     /// Starts sites, relays and the edge, and waits until the edge knows all sites whole.
     /// Nodes run as processes of `program`.
     pub async fn start(dynamo: &Dynamo, sites: Vec<SiteOptions>, program: &Path) -> Result<Self> {
+        Self::start_with(dynamo, sites, program, "").await
+    }
+
+    /// The same with an edge that is told this besides, as TOML.
+    pub async fn start_with(
+        dynamo: &Dynamo,
+        sites: Vec<SiteOptions>,
+        program: &Path,
+        edge: &str,
+    ) -> Result<Self> {
         let tempdir = tempfile::Builder::new().prefix("kvgrid-").tempdir()?;
         let dir = tempdir.path();
         let realm = TrustDomain::new("grid.example")?;
@@ -93,7 +103,8 @@ impl Grid {
             addresses: network.seeds,
             straight: false,
         };
-        config::write(&dir, EDGE, &config::edge(&dir, EDGE, config::ANY, &seeds))?;
+        let text = config::edge(&dir, EDGE, config::ANY, &seeds) + edge;
+        config::write(&dir, EDGE, &text)?;
         grid.start_edge().await?;
         Ok(grid)
     }
@@ -177,6 +188,15 @@ impl Grid {
         is: impl Fn(&Known) -> bool,
     ) -> Result<Known> {
         Known::until(&self.client, &self.admin_url, what, patience, is).await
+    }
+
+    /// What the edge counts.
+    pub async fn edge_metrics(&self) -> Result<String> {
+        let page = self
+            .client
+            .get(&format!("{}/metrics", self.admin_url))
+            .await?;
+        Ok(page.text())
     }
 
     /// A relay dies without a word.

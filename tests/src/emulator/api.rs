@@ -146,9 +146,11 @@ impl Site {
     ) -> Result<Response<AnswerBody>, Plain> {
         let headers = request.headers().clone();
         let body = body(request).await?;
-        let broken_after = match self.faults.take() {
-            None => None,
-            Some(FaultKind::Break(tokens)) => Some(tokens),
+        let (mut broken_after, mut tool_tokens) = (None, 0);
+        match self.faults.take() {
+            None => {}
+            Some(FaultKind::Break(tokens)) => broken_after = Some(tokens),
+            Some(FaultKind::ToolTokens(tokens)) => tool_tokens = tokens,
             Some(FaultKind::Stall) => std::future::pending().await,
             Some(FaultKind::Status(status)) => {
                 let status = StatusCode::from_u16(status).map_err(|_| {
@@ -156,8 +158,11 @@ impl Site {
                 })?;
                 return Err(Plain::error(status, "this site was told to fail"));
             }
-        };
-        let question = self.question(kind, &headers, &body).await?;
+        }
+        let mut question = self.question(kind, &headers, &body).await?;
+        if question.has_tools {
+            question.lengthen(tool_tokens);
+        }
         let wording = self.wording(kind, &question, broken_after);
         let stream = question.stream;
         let answer = self

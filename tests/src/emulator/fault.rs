@@ -14,6 +14,9 @@ pub enum FaultKind {
     Stall,
     /// Breaks the connection after this many tokens of the answer.
     Break(u32),
+    /// Makes so many tokens more of prompts with tools, at their beginning, as another template
+    /// would.
+    ToolTokens(u32),
 }
 
 /// A failure of the next requests.

@@ -20,9 +20,18 @@ pub(super) struct Question {
     pub(super) include_usage: bool,
     /// Whether the client wants the prompt's token ids back.
     pub(super) echo_ids: bool,
+    /// Whether tools are offered.
+    pub(super) has_tools: bool,
 }
 
 impl Question {
+    /// Repeats the first token so often.
+    pub(super) fn lengthen(&mut self, tokens: u32) {
+        let first = self.tokens.first().copied();
+        let more = first.into_iter().cycle().take(tokens as usize);
+        self.tokens.splice(0..0, more);
+    }
+
     pub(super) fn into_request(self) -> Request {
         Request {
             tokens: self.tokens,
@@ -61,6 +70,7 @@ struct Body {
     stream_options: Option<StreamOptions>,
     cache_salt: Option<String>,
     nvext: Option<NvExt>,
+    tools: Option<Vec<serde::de::IgnoredAny>>,
 }
 
 #[derive(Deserialize)]
@@ -126,5 +136,6 @@ pub(super) async fn read(
             .extra_fields
             .iter()
             .any(|field| field == "prompt_token_ids"),
+        has_tools: body.tools.is_some_and(|tools| !tools.is_empty()),
     })
 }

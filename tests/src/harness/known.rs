@@ -1,5 +1,6 @@
 //! What an edge says it knows of the grid (`/kvgrid/v1/sites`), as far as tests look at it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -55,6 +56,32 @@ pub struct KnownModel {
     pub ready: bool,
     /// How to tokenise for it.
     pub card: Option<KnownCard>,
+    /// Whether prompts are there what they are here, by kind of request.
+    pub parity: Vec<KnownParity>,
+}
+
+/// What an edge knows of one kind of request for a model.
+#[derive(Clone, Debug, Deserialize)]
+pub struct KnownParity {
+    /// The kind: `plain`, or its traits.
+    pub kind: String,
+    /// Whether it is routed without tokens.
+    pub set_aside: bool,
+    /// Whether prompts are as long as expected.
+    pub tokens: KnownAgreement,
+    /// Whether as much is cached as expected, by source.
+    pub caches: Vec<KnownAgreement>,
+}
+
+/// How often two counts were the same.
+#[derive(Clone, Debug, Deserialize)]
+pub struct KnownAgreement {
+    /// `unknown`, `agrees` or `differs`.
+    pub state: String,
+    /// How often they were compared.
+    pub compared: u64,
+    /// How often they differed.
+    pub different: u64,
 }
 
 /// What an edge knows of a card.
@@ -79,6 +106,40 @@ pub struct KnownPool {
     pub eviction_age_ms: Option<f64>,
     /// Up to where each of the source's publishers is applied.
     pub applied: Vec<Applied>,
+    /// How it is fed.
+    pub facts: Option<KnownFacts>,
+    /// How it matches what is sent to its site.
+    pub matching: Option<KnownMatching>,
+}
+
+/// What an edge knows of how a pool is fed.
+#[derive(Clone, Debug, Deserialize)]
+pub struct KnownFacts {
+    /// Blocks that were taken in.
+    pub accepted_blocks: Option<u64>,
+    /// Events that were not, by reason.
+    pub refused_events: BTreeMap<String, u64>,
+    /// Physical copies.
+    pub copies: Option<u64>,
+    /// Blocks without an ancestor.
+    pub orphans: Option<u64>,
+    /// Losses for good.
+    pub gaps: Option<u64>,
+    /// Losses that were had again.
+    pub repairs: Option<u64>,
+    /// Age of the last message.
+    pub last_event_age_ms: Option<f64>,
+}
+
+/// How a pool matches.
+#[derive(Clone, Debug, Deserialize)]
+pub struct KnownMatching {
+    /// Requests of two blocks or more.
+    pub requests: u64,
+    /// Those of which it held some.
+    pub matched: u64,
+    /// What is wrong with it, if it never matches.
+    pub warning: Option<String>,
 }
 
 /// How far a publisher's events have come.
@@ -129,6 +190,16 @@ impl Known {
         self.site(name).is_some_and(|site| {
             site.alive && site.breaker == "closed" && site.models.iter().any(|model| model.ready)
         })
+    }
+
+    /// What is known of a kind of request at the site, of whatever model it serves.
+    pub fn parity(&self, name: &str, kind: &str) -> Option<&KnownParity> {
+        let mut parity = self
+            .site(name)?
+            .models
+            .iter()
+            .flat_map(|model| &model.parity);
+        parity.find(|parity| parity.kind == kind)
     }
 
     /// Whether requests may go to the relay.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use crate::emulator::EngineConfig;
@@ -22,6 +23,8 @@ pub struct SitePlan {
     pub dials: bool,
     /// Whether its relays hear what the engine has cached.
     pub events: bool,
+    /// The block size that its relays are told, if it is not the engine's.
+    pub mistaken_block_size: Option<NonZeroU32>,
     /// The network namespace that all of it runs in, if it is another than the test's.
     pub namespace: Option<String>,
 }
@@ -112,6 +115,14 @@ impl GridPlan {
         self
     }
 
+    /// Lets the relays of the site that was added last take blocks for larger than they are.
+    pub fn mistaken(mut self, block_size: NonZeroU32) -> Self {
+        if let Some(site) = self.sites.last_mut() {
+            site.mistaken_block_size = Some(block_size);
+        }
+        self
+    }
+
     /// Lets the site that was added last run in a network namespace.
     pub fn in_namespace(mut self, name: &str) -> Self {
         if let Some(site) = self.sites.last_mut() {
@@ -153,6 +164,7 @@ impl GridPlan {
             relays: 1,
             dials: false,
             events: true,
+            mistaken_block_size: None,
             namespace: None,
         });
         self

@@ -212,8 +212,9 @@ impl Site {
     }
 
     async fn start_relay(&mut self, name: &str, network: &RelayNetwork) -> anyhow::Result<()> {
-        let beside =
-            config::Beside::engine(&self.plan.engine, &self.engine_addresses, self.plan.events);
+        let mut engine = self.plan.engine.clone();
+        engine.block_size = self.plan.mistaken_block_size.unwrap_or(engine.block_size);
+        let beside = config::Beside::engine(&engine, &self.engine_addresses, self.plan.events);
         let dir = self.dir.clone();
         let relay = self.relay_mut(name)?;
         let mut text = config::relay(&dir, name, &beside, relay.quic, network);

@@ -12,6 +12,7 @@ mod kinds;
 mod late;
 mod outage;
 mod overlap;
+mod parity;
 mod prompts;
 mod takeover;
 mod together;

@@ -92,6 +92,11 @@ impl Chains {
         self.prompts.is_empty()
     }
 
+    /// The prompt's tokens at sites with this card.
+    pub fn tokens(&self, card: &CardDigest) -> Option<&[u32]> {
+        Some(&self.prompt(Some(card))?.tokens)
+    }
+
     /// The prompt's length at sites with this card.
     pub fn prompt_tokens(&self, card: Option<&CardDigest>) -> Option<u32> {
         let prompt = self.prompt(card)?;

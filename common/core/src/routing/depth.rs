@@ -13,9 +13,9 @@ use crate::replication::ReplicaState;
 use crate::time::Instant;
 use crate::view::{GridView, PoolView, SiteView};
 
-use super::Local;
 use super::chains::{Chains, Kind};
 use super::policy::Policy;
+use super::{Local, RouteRequest};
 
 /// The best that a site's pools offer a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -61,12 +61,12 @@ pub fn overlap_tokens(depth: u32, prompt_tokens: u32, block_size: u32) -> u32 {
 /// Each site's best overlap, in the order of the view's sites.
 pub(super) fn overlaps(
     view: &GridView,
-    model: ModelId,
-    chains: &Chains,
+    request: &RouteRequest<'_>,
     local: &Local<'_>,
     now: Instant,
 ) -> Vec<Overlap> {
-    let searches = searches(view, model, chains);
+    let (model, chains) = (request.model.id(), request.chains);
+    let searches = searches(view, request);
     let found = search(&searches);
     let mut best = vec![Overlap::default(); view.sites().len()];
     for (search, depth) in searches.iter().zip(found) {
@@ -81,7 +81,8 @@ pub(super) fn overlaps(
         }
     }
     if let Some(predicted) = local.predicted {
-        for (site, overlap) in view.sites().iter().zip(&mut best) {
+        let sites = view.sites().iter().zip(&mut best);
+        for (site, overlap) in sites.filter(|(site, _)| !request.is_aside(&site.site)) {
             let place = predicted.place(&site.site, model);
             let Some(sent) = Sent::of(site, model, chains) else {
                 continue;
@@ -149,21 +150,75 @@ struct Search<'a> {
     chain: &'a [ChainHash],
 }
 
-fn searches<'a>(view: &'a GridView, model: ModelId, chains: &'a Chains) -> Vec<Search<'a>> {
-    let of_site = |(site, view): (usize, &'a SiteView)| {
-        let card = view.model(model).and_then(|model| model.card.as_ref());
-        let card = card.map(|card| &card.digest);
-        let pools = view.pools.iter().filter(move |pool| pool.model == model);
-        pools.filter_map(move |pool| {
-            Some(Search {
-                site,
-                pool,
-                prompt_tokens: chains.prompt_tokens(card)?,
-                chain: chains.chain(card, Kind::of(pool))?,
-            })
+fn searches<'a>(view: &'a GridView, request: &RouteRequest<'a>) -> Vec<Search<'a>> {
+    let (model, chains) = (request.model.id(), request.chains);
+    let sites = view.sites().iter().enumerate();
+    sites
+        .filter(|(_, site)| !request.is_aside(&site.site))
+        .flat_map(|(place, site)| searches_at((place, site), model, chains))
+        .collect()
+}
+
+fn searches_at<'a>(
+    (place, site): (usize, &'a SiteView),
+    model: ModelId,
+    chains: &'a Chains,
+) -> impl Iterator<Item = Search<'a>> {
+    let card = site.model(model).and_then(|model| model.card.as_ref());
+    let card = card.map(|card| &card.digest);
+    let pools = site.pools.iter().filter(move |pool| pool.model == model);
+    pools.filter_map(move |pool| {
+        Some(Search {
+            site: place,
+            pool,
+            prompt_tokens: chains.prompt_tokens(card)?,
+            chain: chains.chain(card, Kind::of(pool))?,
         })
-    };
-    view.sites().iter().enumerate().flat_map(of_site).collect()
+    })
+}
+
+/// What one site's pools hold of a prompt, each for itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Held {
+    /// The prompt's length by the site's card.
+    pub prompt_tokens: u32,
+    /// Tokens of a block, by the first pool, else by the card.
+    pub block_size: u32,
+    /// Names what the prompt begins with; `None` if it has less than two blocks.
+    pub beginning: Option<u64>,
+    /// Tokens that each pool of the model holds, whatever the policy credits it with; pools of
+    /// which nothing has come yet are left out.
+    pub pools: Vec<(PoolId, u32)>,
+}
+
+/// Searches one site's pools; `None` if it has no card, or the prompt no tokens by it.
+pub fn held(site: &SiteView, model: ModelId, chains: &Chains) -> Option<Held> {
+    let card = site.model(model).and_then(|model| model.card.as_ref())?;
+    let prompt_tokens = chains.prompt_tokens(Some(&card.digest))?;
+    let searches: Vec<Search<'_>> = searches_at((0, site), model, chains)
+        .filter(|search| search.target().is_some())
+        .collect();
+    let pools = searches
+        .iter()
+        .zip(search(&searches))
+        .map(|(search, depth)| {
+            let block_size = search.pool.block_size.get();
+            let tokens = overlap_tokens(depth, prompt_tokens, block_size);
+            (search.pool.id, tokens)
+        });
+    let first = searches.first();
+    let sent = || Sent::of(site, model, chains);
+    let chain = first
+        .map(|first| first.chain)
+        .or_else(|| Some(sent()?.chain));
+    Some(Held {
+        prompt_tokens,
+        block_size: first
+            .map_or(card.block_size, |first| first.pool.block_size)
+            .get(),
+        beginning: chain.and_then(|chain| chain.get(1)).map(|block| block.0),
+        pools: pools.collect(),
+    })
 }
 
 /// The depth of each search that has a filter, found with one lock-step search per distinct

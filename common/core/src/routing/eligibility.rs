@@ -84,7 +84,10 @@ pub(super) fn eligible<'a>(
             .check(site.region.as_ref(), &site.labels)
             .map_err(Exclusion::Forbidden)?;
     }
-    fits(model, request)?;
+    // What is counted here says nothing of the length of another prompt.
+    if !request.is_aside(&site.site) {
+        fits(model, request)?;
+    }
     if request.exclude.contains(&site.site) {
         return Err(Exclusion::Tried);
     }

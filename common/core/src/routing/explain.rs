@@ -35,7 +35,8 @@ impl fmt::Display for Candidate {
                     f,
                     "{} {:.1} ms ({}){unknown}, {} of {} tokens",
                     self.site, score.total_ms, score.cost, score.overlap, score.prompt_tokens
-                )
+                )?;
+                f.write_str(if score.aside { ", set aside" } else { "" })
             }
         }
     }

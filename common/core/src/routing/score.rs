@@ -77,6 +77,8 @@ pub struct Score {
     pub spare: f64,
     /// How much the queue may have grown since it was reported.
     pub growth_ms: f64,
+    /// Whether the prompt's tokens are not taken for the site's.
+    pub aside: bool,
 }
 
 /// Weighs a site that is eligible.
@@ -117,6 +119,7 @@ pub(super) fn score(
         load_known: load.known,
         spare: load.spare(),
         growth_ms: load.growth_ms(rtt_ms / 2.0, cost.prefill_ms),
+        aside: request.is_aside(&site.site),
     }
 }
 

@@ -11,6 +11,7 @@ use crate::id::Region;
 use crate::label::{Labels, SiteRules};
 use grid::{BLOCK, CARD, MODEL, NOW, Site, ms, tokens};
 
+mod aside;
 mod grid;
 mod herd;
 mod predicted;
@@ -28,6 +29,7 @@ struct Case {
     exclude_relays: Vec<RelayId>,
     affinity: Option<u64>,
     rules: Vec<SiteRules>,
+    aside: Vec<SiteId>,
     body_bytes: u64,
 }
 
@@ -47,6 +49,7 @@ impl Case {
             exclude_relays: Vec::new(),
             affinity: None,
             rules: Vec::new(),
+            aside: Vec::new(),
             body_bytes: 0,
         }
     }
@@ -73,6 +76,7 @@ impl Case {
             exclude: &self.exclude,
             exclude_relays: &self.exclude_relays,
             rules: &rules,
+            aside: &self.aside,
         };
         let local = Local {
             policy: &self.policy,

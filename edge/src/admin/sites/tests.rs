@@ -7,10 +7,13 @@ use kvgrid_core::block::HashSeed;
 use kvgrid_core::event::Tier;
 use kvgrid_core::id::{ModelName, PoolId, Region, RelayId, SiteId};
 use kvgrid_core::label::Labels;
-use kvgrid_core::load::{ForeignLoad, GatewayLoad, RelayEcho};
+use kvgrid_core::load::{
+    EngineSum, ForeignLoad, GatewayLoad, GatewaySum, ModelLoad, RelayEcho, SiteLoad,
+};
+use kvgrid_core::parity::Kind;
 use kvgrid_core::replication::{Epoch, ReplicaView, Seq};
 use kvgrid_core::routing::Chains;
-use kvgrid_core::view::{CardDigest, GridView};
+use kvgrid_core::view::{CardDigest, GridView, PoolFacts};
 use kvgrid_runtime::Clock;
 use serde_json::{Value, json};
 
@@ -89,6 +92,15 @@ fn pool() -> PoolView {
             completeness: Completeness::Whole,
             ..ReplicaView::default()
         },
+        facts: Some(Arc::new(PoolFacts {
+            accepted: Some(1250),
+            refused: vec![("block_size".into(), 2)],
+            copies: None,
+            orphans: Some(0),
+            gaps: Some(0),
+            repairs: None,
+            heard_at: Some(Instant::ZERO),
+        })),
     }
 }
 
@@ -143,6 +155,9 @@ fn shown(router: &Router) -> Value {
         let part = site.pointer_mut(part).unwrap().as_object_mut().unwrap();
         assert!(part.remove("age_ms").unwrap().as_f64().unwrap() >= 0.0);
     }
+    let facts = site["pools"][0]["facts"].as_object_mut().unwrap();
+    let age = facts.remove("last_event_age_ms").unwrap();
+    assert!(age.as_f64().unwrap() >= 0.0);
     site
 }
 
@@ -165,6 +180,7 @@ fn a_site_is_shown_with_all_that_is_known_of_it() {
                 "digest": "ab".repeat(32), "usable": true, "block_size": 16,
                 "format": "standard", "capacity_blocks": 4096, "context_length": null,
             },
+            "parity": [],
         }],
         "known_by": "fra-1",
         "pools": [{
@@ -176,6 +192,11 @@ fn a_site_is_shown_with_all_that_is_known_of_it() {
             "epoch": "4f2a0001", "sequence": 17, "blocks": 1250, "completeness": "whole",
             "applied": [{"publisher": "0000000000000001", "sequence": 311}],
             "syncing": null,
+            "facts": {
+                "accepted_blocks": 1250, "refused_events": {"block_size": 2}, "copies": null,
+                "orphans": 0, "gaps": 0, "repairs": null,
+            },
+            "matching": null,
         }],
         "load": {
             "relays": [{"id": "fra-1", "echo": 12}],
@@ -203,6 +224,8 @@ fn own_requests_and_breakers_are_shown() {
     let mut input = RouteInput {
         model: model(),
         chains: Chains::new(HashSeed::new(None, None)),
+        complete: true,
+        kind: Kind::PLAIN,
         body_bytes: 1,
         affinity: None,
         rules: Vec::new(),

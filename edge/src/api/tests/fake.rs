@@ -162,6 +162,8 @@ impl Sites for Arc<FakeSites> {
 pub(super) struct Edge {
     pub(super) address: SocketAddr,
     pub(super) cards: Arc<Cards>,
+    pub(super) router: Router,
+    pub(super) api: Api<Arc<FakeSites>>,
     sites: Arc<FakeSites>,
     view: Arc<ArcSwap<GridView>>,
     tasks: Tasks,
@@ -200,7 +202,7 @@ impl Edge {
         );
         let cards = Arc::new(Cards::new(CardsConfig::default()).unwrap());
         let parts = ApiParts {
-            router,
+            router: router.clone(),
             sites: Arc::clone(&sites),
             cards: Arc::clone(&cards),
             health: Health::new(|| Ok(())),
@@ -213,11 +215,14 @@ impl Edge {
             head_timeout: Duration::from_secs(20),
         };
         let tasks = Tasks::new();
-        let service = Api::new(config, parts).into_service();
+        let api = Api::new(config, parts);
+        let service = api.clone().into_service();
         tasks.spawn("api", serve(listener, limits, tasks.clone(), service));
         Self {
             address,
             cards,
+            router,
+            api,
             sites,
             view,
             tasks,
@@ -248,6 +253,12 @@ impl Edge {
     /// The first request that a site got.
     pub(super) fn request(&self) -> SiteRequest {
         self.sites.seen.lock().unwrap()[0].1.clone()
+    }
+
+    /// All requests that sites got.
+    pub(super) fn requests(&self) -> Vec<SiteRequest> {
+        let seen = self.sites.seen.lock().unwrap();
+        seen.iter().map(|(_, request)| request.clone()).collect()
     }
 
     /// Waits until a request reached a site.

@@ -8,14 +8,19 @@ use serde_json::{Value, json};
 
 use super::super::*;
 use super::clients::{body, post};
-use super::fake::{Edge, config, says};
+use super::fake::{Edge, Play, config, says};
 
-const FOX: &str =
+pub(super) const FOX: &str =
     "the quick brown fox number 1 jumps over the lazy dog again and again and again and again";
 
 /// An edge that has the card of the model that its sites serve.
 async fn with_card(config: ApiConfig) -> Edge {
-    let edge = Edge::start(config, vec![("fra", says(200, "{}"))]);
+    carded(config, vec![("fra", says(200, "{}"))]).await
+}
+
+/// The same with other answers.
+pub(super) async fn carded(config: ApiConfig, plays: Vec<(&str, Play)>) -> Edge {
+    let edge = Edge::start(config, plays);
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tiny-chat");
     let block_size = NonZeroU32::new(16).unwrap();
     let options = CardOptions::new("tiny-chat", block_size);
@@ -36,7 +41,7 @@ async fn with_card(config: ApiConfig) -> Edge {
     edge
 }
 
-fn user(content: &str) -> Value {
+pub(super) fn user(content: &str) -> Value {
     let mut body = body();
     body["messages"][0]["content"] = content.into();
     body

@@ -170,7 +170,11 @@ impl TestEdge {
             }
             Arrival::Control(relay_frame::Frame::Load(load)) => self.loads.push(load),
             Arrival::Control(relay_frame::Frame::Leaving(_)) => self.leaving = true,
-            Arrival::Control(relay_frame::Frame::Hello(_) | relay_frame::Frame::Members(_)) => {}
+            Arrival::Control(
+                relay_frame::Frame::Hello(_)
+                | relay_frame::Frame::Members(_)
+                | relay_frame::Frame::Facts(_),
+            ) => {}
             Arrival::Frame(subscription, frame) => {
                 self.subscription = Some(subscription);
                 let frame = frame_from_wire(frame).unwrap().unwrap();

@@ -167,6 +167,7 @@ impl Listener {
             }
             SourceEvent::Shape { shape, .. } => self.shapes.push(shape.block_size.get()),
             SourceEvent::Gap { .. } => self.gaps += 1,
+            SourceEvent::Repaired { .. } => panic!("nothing is told again"),
             SourceEvent::Table { .. }
             | SourceEvent::Filter { .. }
             | SourceEvent::Ended { .. }

@@ -158,6 +158,7 @@ struct Listener {
     state: FeedState,
     gone: Vec<u64>,
     gaps: usize,
+    repairs: usize,
     /// Publisher, sequence and the names that were stored.
     batches: Vec<(u64, u64, Vec<u64>)>,
 }
@@ -194,6 +195,7 @@ impl Listener {
             state: FeedState::Connecting,
             gone: Vec::new(),
             gaps: 0,
+            repairs: 0,
             batches: Vec::new(),
         }
     }
@@ -218,6 +220,7 @@ impl Listener {
             SourceEvent::Feed { state, .. } => self.state = state,
             SourceEvent::PublisherGone { publisher, .. } => self.gone.push(publisher),
             SourceEvent::Gap { .. } => self.gaps += 1,
+            SourceEvent::Repaired { .. } => self.repairs += 1,
             SourceEvent::FeedEnded { .. }
             | SourceEvent::Shape { .. }
             | SourceEvent::Refused { .. } => panic!("its feeds and shape are configured"),
@@ -300,10 +303,12 @@ async fn a_gap_is_repaired_in_order() {
     names.push(engine.store_unheard());
     names.push(engine.store().await);
     feed.until_batches(4).await;
+    feed.until("the repair is told", |l| l.repairs > 0).await;
 
     assert_eq!(feed.names(), names);
     assert_eq!(feed.state, FeedState::Whole);
     assert!(feed.gone.is_empty());
+    assert_eq!(feed.gaps, 0);
 }
 
 #[tokio::test]

@@ -332,6 +332,7 @@ fn pool(id: u64, tier: Tier, depth: u32) -> PoolView {
         closed: true,
         eviction_age: None,
         replica: replica(Naming::Chain, depth, &[]),
+        facts: None,
     }
 }
 

@@ -158,6 +158,7 @@ impl Grid {
             exclude: &[],
             exclude_relays: &[],
             rules: &[],
+            aside: &[],
         };
         let local = Local {
             policy,

@@ -1,0 +1,423 @@
+//! Whether sites see prompts as this edge does, as far as their answers tell.
+//!
+//! A site says in `usage` how many tokens a prompt had, and how many of them were cached. Two
+//! questions follow, and they are kept apart:
+//!
+//! - *Tokens*: is the prompt as long as was counted here? If not, the site renders or tokenises
+//!   this [`Kind`] of request otherwise, and all that its filters say of such a prompt is noise.
+//!   After a few differences the kind is *set aside* at that site: it is routed there as if no
+//!   tokens were known. It is compared all the same, and comes back when it agrees again.
+//! - *Cached*: was as much cached as the filters said? It is told and sets nothing aside. Events
+//!   that come between decision and prefill, and the site's own choice of a worker, make single
+//!   answers differ; only differences that last are called so.
+//!
+//! Beside this stands what no count shows: a pool that gets traffic and never matches
+//! ([`Matching`]).
+//!
+//! What was not told counts for neither side. Nothing here knows why two counts differ.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::id::{ModelId, PoolId, SiteId};
+use crate::time::Instant;
+use crate::view::{CardDigest, GridView};
+
+pub use agreement::{Accord, Agreement, AgreementConfig};
+pub use kind::{Kind, Trait};
+pub use matching::{Matching, MatchingConfig};
+
+mod agreement;
+mod kind;
+mod matching;
+mod repeats;
+#[cfg(test)]
+mod tests;
+
+use matching::Evidence;
+use repeats::Repeats;
+
+/// Sources of one site and model that are told apart; what comes by a further one is not counted.
+const SOURCES: usize = 8;
+
+/// When counts are called different, and how much is remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParityConfig {
+    /// Of prompts' lengths.
+    pub tokens: AgreementConfig,
+    /// Of what was cached.
+    pub cached: AgreementConfig,
+    /// Of pools that never match.
+    pub matching: MatchingConfig,
+    /// Kinds of request at models of sites that are remembered; past it the one that was seen
+    /// the longest ago is forgotten, and unknown again.
+    pub max_entries: usize,
+}
+
+impl Default for ParityConfig {
+    fn default() -> Self {
+        Self {
+            tokens: AgreementConfig {
+                window: 8,
+                differing: 3,
+                agreeing: 3,
+                back: 8,
+            },
+            cached: AgreementConfig {
+                window: 32,
+                differing: 16,
+                agreeing: 5,
+                back: 16,
+            },
+            matching: MatchingConfig::default(),
+            max_entries: 4096,
+        }
+    }
+}
+
+/// What is expected of a site's answer to a request, as of the decision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Forecast {
+    /// The site.
+    pub site: SiteId,
+    /// The model.
+    pub model: ModelId,
+    /// What kind of request it is.
+    pub kind: Kind,
+    /// The card by which it was tokenised.
+    pub card: CardDigest,
+    /// The prompt's length, or that of its part before the first medium.
+    pub prompt_tokens: u32,
+    /// Whether that is all of it.
+    pub complete: bool,
+    /// The source whose pools said the overlap; `None` if the site has no pools.
+    pub source: Option<Arc<str>>,
+    /// Tokens that need no prefill.
+    pub overlap_tokens: u32,
+    /// Tokens of a block.
+    pub block_size: u32,
+    /// Names what the prompt begins with; `None` if it has less than two blocks.
+    pub beginning: Option<u64>,
+    /// What each of the model's pools at the site that can be searched holds of it, in tokens.
+    pub pools: Vec<(PoolId, u32)>,
+}
+
+/// What a site says of a prompt. What it does not say is unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: Option<u32>,
+    /// Tokens of it that were cached.
+    pub cached_tokens: Option<u32>,
+    /// Whether its token ids are those expected, where the site was asked for them: prompts can
+    /// be other ones and as long.
+    pub same_ids: Option<bool>,
+}
+
+/// What has changed by an answer, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A kind is routed without tokens from now on.
+    SetAside,
+    /// It is routed by tokens again.
+    Back,
+    /// What the filters say is not what is cached, and that lasts.
+    CacheDiffers,
+    /// It is again.
+    CacheAgrees,
+    /// A pool got so many requests that should have matched, and none did.
+    Unmatched(PoolId, u32),
+    /// It matches.
+    Matched(PoolId),
+    /// A kind that was set aside, of some site, made room for others.
+    Forgotten,
+}
+
+/// What an answer came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Noted {
+    /// Whether the prompt was as long as expected, if the site says.
+    pub tokens: Option<bool>,
+    /// Whether as much was cached as expected, if the site says and the prompt is the same.
+    pub cached: Option<bool>,
+    /// What has changed by it.
+    pub changes: Vec<Change>,
+}
+
+/// What is known of one kind of request for a model at a site.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// The card that all of it is by; another one starts anew.
+    pub card: CardDigest,
+    /// Whether prompts are as long as expected.
+    pub tokens: Agreement,
+    /// The last two lengths that were compared: expected, told.
+    pub last: Option<(u32, u32)>,
+    /// Whether as much was cached as expected, by source.
+    pub caches: Vec<Cache>,
+    /// When an answer last told of it.
+    pub at: Instant,
+}
+
+/// How overlap compares with what was cached, for one source's pools.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Cache {
+    /// The source; `None` where the site has no pools.
+    pub source: Option<Arc<str>>,
+    /// Whether the two are the same, but for a block; without pools, whether no more was expected.
+    pub cached: Agreement,
+    /// Tokens that were expected to be cached, over all answers.
+    pub overlap_tokens: u64,
+    /// Tokens that were, over the same answers.
+    pub cached_tokens: u64,
+}
+
+/// The pools of a model at a site.
+#[derive(Debug, Default)]
+struct Pools {
+    pools: BTreeMap<PoolId, Matching>,
+    repeats: Repeats,
+}
+
+/// All that is known of parity; the only one to change it.
+#[derive(Debug)]
+pub struct Parity {
+    config: ParityConfig,
+    entries: BTreeMap<(SiteId, ModelId, Kind), Entry>,
+    pools: BTreeMap<(SiteId, ModelId), Pools>,
+}
+
+impl Parity {
+    /// Nothing is known.
+    pub const fn new(config: ParityConfig) -> Self {
+        Self {
+            config,
+            entries: BTreeMap::new(),
+            pools: BTreeMap::new(),
+        }
+    }
+
+    /// A site has answered a request.
+    pub fn note(&mut self, forecast: &Forecast, usage: Usage, now: Instant) -> Noted {
+        let mut noted = Noted::default();
+        if usage != Usage::default() {
+            self.compare(forecast, usage, now, &mut noted);
+        }
+        self.note_pools(forecast, usage, now, &mut noted.changes);
+        noted
+    }
+
+    /// What is set aside now.
+    pub fn aside(&self) -> Aside {
+        let mut aside = Aside::default();
+        let differing = self.entries.iter();
+        let differing = differing.filter(|(_, entry)| entry.is_aside());
+        for ((site, model, kind), entry) in differing {
+            let sites = aside.0.entry((*model, *kind)).or_default();
+            sites.push((site.clone(), entry.card));
+        }
+        aside
+    }
+
+    /// What is known of a model at a site, by kind.
+    pub fn kinds<'a>(
+        &'a self,
+        site: &SiteId,
+        model: ModelId,
+    ) -> impl Iterator<Item = (Kind, &'a Entry)> + use<'a> {
+        let least = (site.clone(), model, Kind::PLAIN);
+        let most = (site.clone(), model, Kind::ALL);
+        let entries = self.entries.range(least..=most);
+        entries.map(|((_, _, kind), entry)| (*kind, entry))
+    }
+
+    /// How a pool matches; `None` if nothing was sent there yet.
+    pub fn pool(&self, site: &SiteId, model: ModelId, pool: PoolId) -> Option<&Matching> {
+        let pools = self.pools.get(&(site.clone(), model))?;
+        pools.pools.get(&pool)
+    }
+
+    /// How many kinds are remembered.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    fn compare(&mut self, forecast: &Forecast, usage: Usage, now: Instant, noted: &mut Noted) {
+        let key = (forecast.site.clone(), forecast.model, forecast.kind);
+        let is_full = self.entries.len() >= self.config.max_entries.max(1);
+        if is_full && !self.entries.contains_key(&key) {
+            noted.changes.extend(self.forget_oldest());
+        }
+        let entry = self
+            .entries
+            .entry(key)
+            .or_insert_with(|| Entry::new(forecast.card));
+        if entry.card != forecast.card {
+            *entry = Entry::new(forecast.card);
+        }
+        entry.at = now;
+        if let Some(told) = usage.prompt_tokens {
+            entry.last = Some((forecast.prompt_tokens, told));
+        }
+        if let Some(agrees) = forecast.is_same(usage) {
+            noted.tokens = Some(agrees);
+            noted
+                .changes
+                .extend(match entry.tokens.note(agrees, &self.config.tokens) {
+                    Some(Accord::Differs) => Some(Change::SetAside),
+                    Some(Accord::Agrees) => Some(Change::Back),
+                    Some(Accord::Unknown) | None => None,
+                });
+        }
+        // Of a prompt that is another one there, overlap says nothing.
+        let is_same = noted.tokens != Some(false) && !entry.is_aside();
+        if let Some(told) = usage.cached_tokens.filter(|_| is_same)
+            && let Some(cache) = entry.cache(&forecast.source)
+        {
+            let agrees = cache.add(forecast, told);
+            noted.cached = Some(agrees);
+            noted
+                .changes
+                .extend(match cache.cached.note(agrees, &self.config.cached) {
+                    Some(Accord::Differs) => Some(Change::CacheDiffers),
+                    Some(Accord::Agrees) => Some(Change::CacheAgrees),
+                    Some(Accord::Unknown) | None => None,
+                });
+        }
+    }
+
+    fn note_pools(
+        &mut self,
+        forecast: &Forecast,
+        usage: Usage,
+        now: Instant,
+        changes: &mut Vec<Change>,
+    ) {
+        let key = (forecast.site.clone(), forecast.model);
+        if !self.pools.contains_key(&key) && self.pools.len() >= self.config.max_entries.max(1) {
+            // More models at sites than are remembered: the first of them is watched anew.
+            self.pools.pop_first();
+        }
+        let Pools { pools, repeats } = self.pools.entry(key).or_default();
+        // The forecast has all pools there are: others are gone.
+        pools.retain(|id, _| forecast.pools.iter().any(|(pool, _)| pool == id));
+        let Some(beginning) = forecast.beginning else {
+            return;
+        };
+        let repeated = repeats.note(beginning, self.config.matching.span, now);
+        let explained = forecast.pools.iter().any(|(_, tokens)| *tokens > 0);
+        let cached = match usage.cached_tokens {
+            Some(cached) => cached >= forecast.block_size,
+            None => repeated,
+        };
+        // A prompt that is another one there is no fault of the pools.
+        let should_match = cached && forecast.is_same(usage) != Some(false);
+        for (pool, tokens) in &forecast.pools {
+            let evidence = match (*tokens, should_match && !explained) {
+                (1.., _) => Evidence::Match,
+                (0, true) => Evidence::Miss,
+                (0, false) => Evidence::None,
+            };
+            let matching = pools.entry(*pool).or_default();
+            changes.extend(match matching.note(evidence, &self.config.matching, now) {
+                Some(true) => Some(Change::Unmatched(*pool, matching.missed())),
+                Some(false) => Some(Change::Matched(*pool)),
+                None => None,
+            });
+        }
+    }
+
+    fn forget_oldest(&mut self) -> Option<Change> {
+        let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.at);
+        let key = oldest.map(|(key, _)| key.clone())?;
+        let entry = self.entries.remove(&key)?;
+        entry.is_aside().then_some(Change::Forgotten)
+    }
+}
+
+impl Forecast {
+    /// Whether the prompt is the same at the site, as far as that says; if it says no ids, whether
+    /// it is as long. Of one with media only the beginning is known here, which must be shorter.
+    fn is_same(&self, usage: Usage) -> Option<bool> {
+        let as_long = |told: u32| match self.complete {
+            true => self.prompt_tokens == told,
+            false => self.prompt_tokens < told,
+        };
+        usage.same_ids.or_else(|| usage.prompt_tokens.map(as_long))
+    }
+}
+
+impl Entry {
+    fn new(card: CardDigest) -> Self {
+        Self {
+            card,
+            tokens: Agreement::default(),
+            last: None,
+            caches: Vec::new(),
+            at: Instant::ZERO,
+        }
+    }
+
+    /// Whether requests of this kind are routed without tokens.
+    pub fn is_aside(&self) -> bool {
+        self.tokens.accord() == Accord::Differs
+    }
+
+    fn cache(&mut self, source: &Option<Arc<str>>) -> Option<&mut Cache> {
+        let place = self.caches.iter().position(|known| known.source == *source);
+        let place = match place {
+            Some(place) => place,
+            None if self.caches.len() >= SOURCES => return None,
+            None => {
+                self.caches.push(Cache {
+                    source: source.clone(),
+                    ..Cache::default()
+                });
+                self.caches.len() - 1
+            }
+        };
+        self.caches.get_mut(place)
+    }
+}
+
+impl Cache {
+    /// Counts an answer, and says whether as much was cached as expected.
+    fn add(&mut self, forecast: &Forecast, told: u32) -> bool {
+        self.overlap_tokens += u64::from(forecast.overlap_tokens);
+        self.cached_tokens += u64::from(told);
+        // An engine may count the last block or not.
+        let (overlap, block) = (forecast.overlap_tokens, forecast.block_size);
+        match forecast.source {
+            Some(_) => overlap.abs_diff(told) <= block,
+            // What was sent there is never all that is cached: answers are, too.
+            None => overlap <= told.saturating_add(block),
+        }
+    }
+}
+
+/// Kinds that are routed without tokens, and where; immutable, a shell publishes a new one when
+/// that changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Aside(BTreeMap<(ModelId, Kind), Vec<(SiteId, CardDigest)>>);
+
+impl Aside {
+    /// The sites at which this kind of request is set aside. A site that has another card by
+    /// now is not among them.
+    pub fn sites(&self, view: &GridView, model: ModelId, kind: Kind) -> Vec<SiteId> {
+        let Some(sites) = self.0.get(&(model, kind)) else {
+            return Vec::new();
+        };
+        let has_card = |(site, digest): &&(SiteId, CardDigest)| {
+            let model = view.site(site).and_then(|site| site.model(model));
+            let card = model.and_then(|model| model.card.as_ref());
+            card.is_some_and(|card| card.digest == *digest)
+        };
+        let sites = sites.iter().filter(has_card);
+        sites.map(|(site, _)| site.clone()).collect()
+    }
+}
