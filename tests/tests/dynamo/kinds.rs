@@ -39,15 +39,6 @@ async fn dynamo_site_of_an_older_release_is_followed_by_dynamos_events() {
 }
 
 #[tokio::test]
-async fn dynamo_site_of_an_older_release_is_followed_by_dynamos_relay() {
-    older_is_followed(
-        "dynamo_site_of_an_older_release_is_followed_by_dynamos_relay",
-        KvSource::DynamoRelay,
-    )
-    .await;
-}
-
-#[tokio::test]
 async fn dynamo_site_of_an_older_release_is_followed_by_nats_and_etcd() {
     older_is_followed(
         "dynamo_site_of_an_older_release_is_followed_by_nats_and_etcd",

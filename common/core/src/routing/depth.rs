@@ -201,10 +201,10 @@ pub fn held(site: &SiteView, model: ModelId, chains: &Chains) -> Option<Held> {
     let pools = searches
         .iter()
         .zip(search(&searches))
-        .map(|(search, depth)| {
+        .filter_map(|(search, depth)| {
             let block_size = search.pool.block_size.get();
-            let tokens = overlap_tokens(depth, prompt_tokens, block_size);
-            (search.pool.id, tokens)
+            let tokens = overlap_tokens(depth?, prompt_tokens, block_size);
+            Some((search.pool.id, tokens))
         });
     let first = searches.first();
     let sent = || Sent::of(site, model, chains);

@@ -18,9 +18,7 @@ use crate::dynamo::options::KvSource;
 use crate::dynamo::plane::Published;
 use crate::harness::MODEL;
 
-/// How many tokens the question has by whose event the tests know what was published.
-const MARK_TOKENS: usize = 16;
-/// How long that event may take before the question is put again.
+/// How long a mark's event may take before the question is put again.
 const MARK_PATIENCE: Duration = Duration::from_secs(2);
 /// Ids that aren't special in the fixture's vocabulary.
 const IDS: Range<u32> = 10..2000;
@@ -91,13 +89,10 @@ impl Site {
     /// Asks what nobody has asked before, of a rank or of any, and gives the name of its block.
     async fn ask_mark(&mut self, place: Option<Place>) -> Result<(Answer, u64)> {
         let mut rng = rand::rng();
-        let ids: Vec<u32> = (0..MARK_TOKENS).map(|_| rng.random_range(IDS)).collect();
-        let name = block_hashes(
-            &ids,
-            self.options.block_size,
-            HashFormat::Standard,
-            HashSeed::default(),
-        );
+        let block_size = self.options.block_size;
+        let ids = (0..block_size.get()).map(|_| rng.random_range(IDS));
+        let ids: Vec<u32> = ids.collect();
+        let name = block_hashes(&ids, block_size, HashFormat::Standard, HashSeed::default());
         let name = name.into_iter().next().context("a whole block")?;
         let mut question = json!({
             "model": MODEL,
