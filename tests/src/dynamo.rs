@@ -8,12 +8,14 @@
 //! [`Grid`] is several of them behind an edge.
 
 mod answer;
+mod cluster;
 mod commands;
 mod debian;
 mod engine;
 mod filter;
 mod grid;
 mod install;
+mod meeting;
 mod nats;
 mod plane;
 mod ports;

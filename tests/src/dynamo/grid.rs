@@ -230,7 +230,10 @@ impl Grid {
                     let last = last.with_context(|| format!("asking {name}'s engine"))?;
                     last.map(|sequence| (None, sequence))
                 }
-                KvSource::DynamoEvents | KvSource::DynamoNats | KvSource::DynamoRelay => {
+                KvSource::DynamoEvents
+                | KvSource::DynamoNats
+                | KvSource::DynamoKubernetes
+                | KvSource::DynamoRelay => {
                     let last = site.until_published().await?;
                     Some((Some(last.publisher), last.sequence))
                 }

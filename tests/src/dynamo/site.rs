@@ -14,17 +14,19 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
+use super::cluster::pod;
 use super::commands::{
     discovery, environment, frontend_arguments, peer_arguments, worker_arguments,
 };
 use super::filter::Filter;
+use super::meeting::Meeting;
 use super::plane::{Plane, Published};
 use super::process::Daemon;
 use super::services::Services;
 use super::{Answer, Dynamo, Engine, ports};
 use crate::client::Client;
 use crate::harness::MODEL;
-use crate::harness::config::{Beside, Meet, Source};
+use crate::harness::config::{Beside, Source};
 
 /// How long a start may take on a machine that is busy with other things.
 const START_PATIENCE: Duration = Duration::from_secs(60);
@@ -47,6 +49,8 @@ pub enum KvSource {
     DynamoEvents,
     /// The same as by its event plane, with discovery in etcd and events by NATS.
     DynamoNats,
+    /// The same as by its event plane, with discovery in Kubernetes.
+    DynamoKubernetes,
     /// The filters of Dynamo's own relay; the card comes from discovery in files.
     DynamoRelay,
 }
@@ -125,7 +129,7 @@ pub struct Site {
     frontends: Vec<Daemon>,
     /// Dynamo's own relay, where ours follows it.
     peer: Option<Daemon>,
-    services: Option<Services>,
+    meeting: Meeting,
     engine: Engine,
     plane: Plane,
     filter: Filter,
@@ -162,20 +166,17 @@ impl Site {
             peer: ports::free()?,
             peer_system: ports::free()?,
         };
-        let services = match options.source {
-            KvSource::EngineZmq | KvSource::DynamoEvents | KvSource::DynamoRelay => None,
-            KvSource::DynamoNats => Some(Services::new(dynamo, directory.path())?),
-        };
-        let mut environment = environment(&options, &directory, services.as_ref());
+        let meeting = Meeting::new(options.source, dynamo, &directory, ports.system)?;
+        let mut environment = environment(&options, &directory, &meeting);
         if options.release == Release::Older {
             environment.push(("PYTHONPATH", dynamo.older()?.display().to_string()));
         }
         let daemon = |name, module: &str, arguments| Daemon {
+            environment: environment.iter().cloned().chain(pod(name)).collect(),
             name,
             python: dynamo.installation().python().to_owned(),
             module: String::from(module),
             arguments,
-            environment: environment.clone(),
             log: directory.path().join(format!("{name}.log")),
             child: None,
         };
@@ -206,11 +207,8 @@ impl Site {
             peer,
             filter: Filter::at(format!("http://127.0.0.1:{}", ports.peer)),
             engine: Engine::new(format!("tcp://127.0.0.1:{}", ports.replay)),
-            plane: match &services {
-                None => Plane::of_files(&discovery(&directory)),
-                Some(services) => Plane::of_nats(services.nats(), &options.name),
-            },
-            services,
+            plane: meeting.plane(&directory, &options.name),
+            meeting,
             options,
             ports,
             worker,
@@ -233,19 +231,19 @@ impl Site {
 
     /// Starts what its processes meet by, unless it runs.
     pub(super) async fn start_services(&mut self) -> Result<()> {
-        match &mut self.services {
-            None => Ok(()),
-            Some(services) => services.start().await,
-        }
+        self.meeting.start().await
     }
 
-    /// What its processes meet by.
+    /// Its etcd and NATS.
     ///
     /// # Panics
     ///
-    /// If they meet in files.
+    /// If its processes meet by something else.
     pub fn services(&mut self) -> &mut Services {
-        self.services.as_mut().expect("the site has etcd and NATS")
+        let Meeting::Services(services) = &mut self.meeting else {
+            panic!("the site has neither etcd nor NATS");
+        };
+        services
     }
 
     /// The site's name.
@@ -265,9 +263,10 @@ impl Site {
             metrics: match self.options.source {
                 KvSource::EngineZmq => format!("http://127.0.0.1:{}/metrics", self.ports.system),
                 // How full the worker is comes by its events.
-                KvSource::DynamoEvents | KvSource::DynamoNats | KvSource::DynamoRelay => {
-                    format!("{frontend}/metrics")
-                }
+                KvSource::DynamoEvents
+                | KvSource::DynamoNats
+                | KvSource::DynamoKubernetes
+                | KvSource::DynamoRelay => format!("{frontend}/metrics"),
             },
             frontend,
             source: match self.options.source {
@@ -277,17 +276,13 @@ impl Site {
                     block_size: self.options.block_size,
                     capacity_blocks: self.options.blocks,
                 },
-                KvSource::DynamoEvents | KvSource::DynamoNats => Source::DynamoEvents {
-                    meet: match &self.services {
-                        None => Meet::Files(discovery(&self.directory)),
-                        Some(services) => Meet::Services {
-                            etcd: services.etcd(),
-                            nats: services.nats(),
-                        },
-                    },
-                    namespace: self.options.name.clone(),
-                    has_host_tier: self.options.host_blocks > 0,
-                },
+                KvSource::DynamoEvents | KvSource::DynamoNats | KvSource::DynamoKubernetes => {
+                    Source::DynamoEvents {
+                        meet: self.meeting.meet(&self.directory),
+                        namespace: self.options.name.clone(),
+                        has_host_tier: self.options.host_blocks > 0,
+                    }
+                }
                 KvSource::DynamoRelay => Source::DynamoRelay {
                     url: format!("http://127.0.0.1:{}", self.ports.peer),
                     discovery: discovery(&self.directory),
@@ -316,9 +311,10 @@ impl Site {
             let name = self.ask_mark().await?;
             let heard = match self.options.source {
                 KvSource::DynamoRelay => self.filter.hear(name, MARK_PATIENCE).await,
-                KvSource::EngineZmq | KvSource::DynamoEvents | KvSource::DynamoNats => {
-                    self.plane.hear(name, MARK_PATIENCE).await?
-                }
+                KvSource::EngineZmq
+                | KvSource::DynamoEvents
+                | KvSource::DynamoNats
+                | KvSource::DynamoKubernetes => self.plane.hear(name, MARK_PATIENCE).await?,
             };
             if let Some(published) = heard {
                 return Ok(published);
@@ -466,8 +462,7 @@ impl Drop for Site {
                     daemon.last_output(),
                 );
             }
-            let services = self.services.iter().flat_map(Services::last_outputs);
-            for (name, output) in services {
+            for (name, output) in self.meeting.last_outputs() {
                 eprintln!(
                     "--- last output of {name} of site {}\n{output}",
                     self.options.name

@@ -46,6 +46,15 @@ async fn dynamo_overlap_is_what_the_site_had_cached_by_nats_and_etcd() {
     .await;
 }
 
+#[tokio::test]
+async fn dynamo_overlap_is_what_the_site_had_cached_by_kubernetes() {
+    overlap_is_what_the_site_had_cached(
+        "dynamo_overlap_is_what_the_site_had_cached_by_kubernetes",
+        KvSource::DynamoKubernetes,
+    )
+    .await;
+}
+
 async fn overlap_is_what_the_site_had_cached(test: &str, source: KvSource) {
     let Some(dynamo) = Dynamo::for_test(test) else {
         return;
