@@ -1,9 +1,9 @@
 //! What a Dynamo site says of itself: who publishes what and where, and the models' own cards.
 //!
 //! Dynamo's processes register themselves in a store and keep their entries fresh; a dead one's
-//! entry goes. The store is a directory (`files`), read over and over (`polled`), or etcd
-//! (`etcd`), which tells what changes (`board`). What counts as alive is told as one
-//! [`Sighting`], whenever that changes.
+//! entry goes. The store is a directory (`files`), read over and over (`polled`), or one that tells
+//! what changes (`board`): etcd (`etcd`) or Kubernetes (`kubernetes`). What counts as alive is
+//! told as one [`Sighting`], whenever that changes.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,6 +15,7 @@ use tokio::sync::watch;
 mod board;
 mod etcd;
 mod files;
+mod kubernetes;
 mod model_card;
 mod polled;
 mod record;
@@ -22,6 +23,7 @@ mod record;
 pub(crate) mod tests;
 
 pub(crate) use etcd::EtcdSettings;
+pub(crate) use kubernetes::{KubernetesMode, KubernetesSettings};
 pub(crate) use model_card::{FileRef, ModelCard};
 pub(crate) use record::Place;
 
@@ -44,6 +46,8 @@ pub(crate) enum Store {
     Files(FileSettings),
     /// etcd.
     Etcd(EtcdSettings),
+    /// A Kubernetes cluster's API.
+    Kubernetes(KubernetesSettings),
 }
 
 /// The store is a directory.
@@ -150,9 +154,12 @@ pub(crate) async fn watch(
     match settings.store {
         Store::Files(files) => polled::watch(files, told).await,
         Store::Etcd(etcd) => {
-            let stale_after = etcd.stale_after;
-            let (changes, board) = Board::new(stale_after, told);
+            let (changes, board) = Board::new(etcd.stale_after, told);
             tokio::join!(etcd::follow(etcd, changes), board.run());
+        }
+        Store::Kubernetes(cluster) => {
+            let (changes, board) = Board::new(cluster.stale_after, told);
+            tokio::join!(kubernetes::follow(cluster, changes), board.run());
         }
     }
 }

@@ -33,8 +33,8 @@ pub(crate) enum FetchError {
     Request(#[from] http::Error),
 }
 
-/// The client says only that it failed; the system's reason lies deeper.
-fn innermost(error: &dyn std::error::Error) -> String {
+/// What an error is about: a client says only that it failed, the system's reason lies deeper.
+pub(crate) fn innermost(error: &dyn std::error::Error) -> String {
     let mut reason = error;
     while let Some(source) = reason.source() {
         reason = source;

@@ -8,6 +8,7 @@
 //! [`Grid`] is several of them behind an edge.
 
 mod answer;
+mod cluster;
 mod commands;
 mod debian;
 mod engine;
@@ -16,6 +17,7 @@ mod grid;
 mod heard;
 mod install;
 mod live;
+mod meeting;
 mod nats;
 mod options;
 mod plane;

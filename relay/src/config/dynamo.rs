@@ -6,6 +6,7 @@ use std::time::Duration;
 use kvgrid_core::event::Tier;
 use serde::{Deserialize, Serialize};
 
+use crate::discovery::KubernetesMode;
 use crate::secret::Secret;
 
 /// A site's discovery. Which keys it takes goes by its kind.
@@ -29,9 +30,19 @@ pub(crate) struct DiscoveryTable {
     pub(crate) user: Option<String>,
     /// etcd: where the user's password is.
     pub(crate) password: Option<Secret>,
-    /// etcd: whom to trust.
+    /// Kubernetes: its API server, `https://host:port`.
+    pub(crate) url: Option<String>,
+    /// Kubernetes: where what is shown to the server is.
+    pub(crate) token: Option<Secret>,
+    /// Kubernetes: the namespace of the cluster that the workers' pods are in.
+    pub(crate) namespace: Option<String>,
+    /// Kubernetes: what registers as one worker, as `DYN_KUBE_DISCOVERY_MODE` says.
+    pub(crate) mode: Option<KubernetesMode>,
+    /// Kubernetes: the labels of the objects that tell who is ready.
+    pub(crate) selector: Option<String>,
+    /// etcd, Kubernetes: whom to trust.
     pub(crate) tls: Option<TlsTable>,
-    /// etcd: how long after its last word what it said is not stale.
+    /// etcd, Kubernetes: how long after its last word what it said is not stale.
     #[serde(default, with = "humantime_serde")]
     pub(crate) stale_after: Option<Duration>,
 }
@@ -44,6 +55,8 @@ pub(crate) enum DiscoveryKind {
     File,
     /// etcd, as with `DYN_DISCOVERY_BACKEND=etcd`.
     Etcd,
+    /// Kubernetes' API, as with `DYN_DISCOVERY_BACKEND=kubernetes`.
+    Kubernetes,
 }
 
 impl DiscoveryKind {
@@ -52,6 +65,7 @@ impl DiscoveryKind {
         match self {
             Self::File => "file",
             Self::Etcd => "etcd",
+            Self::Kubernetes => "kubernetes",
         }
     }
 }

@@ -17,6 +17,7 @@ pub(crate) use source::{Feeds, PeerSettings, SourceSettings};
 
 mod card;
 mod dynamo;
+mod kubernetes;
 mod source;
 
 /// Most seeds; all other relays are learnt from one that is alive.

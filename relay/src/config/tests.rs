@@ -333,6 +333,14 @@ fn etcd_and_nats_are_asked_for_by_key() {
         "discovery = { kind = \"file\", root = \"/d\", endpoints = [\"http://a:1\"] }",
         "source.discovery.endpoints: is for discovery of kind \"etcd\"",
     );
+    refused(
+        "discovery = { kind = \"file\", root = \"/d\", stale_after = \"1s\" }",
+        "source.discovery.stale_after: is for discovery of kind \"etcd\" or \"kubernetes\"",
+    );
+    refused(
+        "discovery = { kind = \"kubernetes\", user = \"relay\" }",
+        "source.discovery.user: is for discovery of kind \"etcd\"",
+    );
     refused(&nats("servers = []"), "source.nats.servers: is missing");
     refused(
         &nats("servers = [\"http://a:1\"]"),

@@ -106,7 +106,9 @@ impl Board {
                         None => drop(self.entries.remove(&name)),
                     }
                 }
-                self.tell(true);
+                // Half of a store may be lost while the other half still tells.
+                let is_stale = self.lost && self.stale_at.is_none();
+                self.tell(!is_stale);
             }
             Change::Lost(error) => {
                 if !std::mem::replace(&mut self.lost, true) {
@@ -236,6 +238,20 @@ mod tests {
 
         assert_eq!(ids(&stale), [1]);
         assert_eq!(ids(&back), [1]);
+    }
+
+    #[tokio::test]
+    async fn what_half_of_a_store_still_tells_counts_and_makes_nothing_fresh() {
+        let mut rig = Rig::start();
+        rig.tell(Change::All([channel(1), channel(2)].into())).await;
+        rig.tell(Change::Lost("a half".into())).await;
+        rig.until(|seen| !seen.readable).await;
+
+        let (gone, _) = channel(1);
+        rig.tell(Change::Some(vec![(gone, None)])).await;
+        let half = rig.until(|seen| ids(seen) == [2]).await;
+
+        assert!(!half.readable);
     }
 
     #[tokio::test]

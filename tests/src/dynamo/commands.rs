@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
+use super::meeting::Meeting;
 use super::options::{KvSource, Release, SiteOptions};
-use super::services::Services;
 use super::site::{Ports, WorkerPorts};
 use crate::harness::MODEL;
 
@@ -20,7 +20,10 @@ pub(super) fn worker_arguments(
             ("--zmq-kv-events-ports", ports.events.to_string()),
             ("--zmq-replay-ports", ports.replay.to_string()),
         ],
-        KvSource::DynamoEvents | KvSource::DynamoNats | KvSource::DynamoRelay => Vec::new(),
+        KvSource::DynamoEvents
+        | KvSource::DynamoNats
+        | KvSource::DynamoKubernetes
+        | KvSource::DynamoRelay => Vec::new(),
     };
     // This one would have another package ask the model for it.
     let bytes = match options.release {
@@ -80,17 +83,9 @@ pub(super) fn discovery(directory: &TempDir) -> PathBuf {
 pub(super) fn environment(
     options: &SiteOptions,
     directory: &TempDir,
-    services: Option<&Services>,
+    meeting: &Meeting,
 ) -> Vec<(&'static str, String)> {
     let home = directory.path().display().to_string();
-    let meet = match services {
-        None => vec![
-            ("DYN_DISCOVERY_BACKEND", "file".to_owned()),
-            ("DYN_FILE_KV", discovery(directory).display().to_string()),
-            ("DYN_EVENT_PLANE", "zmq".to_owned()),
-        ],
-        Some(services) => services.environment(),
-    };
     let usual = [
         ("HOME", home.as_str()),
         ("DYN_NAMESPACE", options.name.as_str()),
@@ -106,5 +101,6 @@ pub(super) fn environment(
         ("PYTHONDONTWRITEBYTECODE", "1"),
     ];
     let usual = usual.map(|(key, value)| (key, value.to_owned()));
+    let meet = meeting.environment(directory);
     usual.into_iter().chain(meet).collect()
 }

@@ -252,7 +252,10 @@ impl Grid {
                     let what = format!("{last:?} of {name} is applied");
                     Known::until(&self.client, &self.admin_url, &what, PATIENCE, is).await?;
                 }
-                KvSource::DynamoEvents | KvSource::DynamoNats | KvSource::DynamoRelay => {
+                KvSource::DynamoEvents
+                | KvSource::DynamoNats
+                | KvSource::DynamoKubernetes
+                | KvSource::DynamoRelay => {
                     let all = site.until_published().await?;
                     let is = |known: &Known| {
                         let mut all = all.iter();

@@ -12,15 +12,18 @@ pub enum KvSource {
     DynamoEvents,
     /// The same as by its event plane, with discovery in etcd and events by NATS.
     DynamoNats,
+    /// The same as by its event plane, with discovery in Kubernetes.
+    DynamoKubernetes,
     /// The filters of Dynamo's own relay; the card comes from discovery in files.
     DynamoRelay,
 }
 
 impl KvSource {
-    pub(super) const ALL: [Self; 4] = [
+    pub(super) const ALL: [Self; 5] = [
         Self::EngineZmq,
         Self::DynamoEvents,
         Self::DynamoNats,
+        Self::DynamoKubernetes,
         Self::DynamoRelay,
     ];
 
@@ -29,6 +32,7 @@ impl KvSource {
             Self::EngineZmq => "engine-zmq",
             Self::DynamoEvents => "dynamo-events",
             Self::DynamoNats => "dynamo-events-nats",
+            Self::DynamoKubernetes => "dynamo-events-kubernetes",
             Self::DynamoRelay => "dynamo-relay",
         }
     }
@@ -39,6 +43,7 @@ impl KvSource {
             Self::EngineZmq => "`engine-zmq`",
             Self::DynamoEvents => "`dynamo-events` over ZMQ, files",
             Self::DynamoNats => "`dynamo-events` over NATS, etcd",
+            Self::DynamoKubernetes => "`dynamo-events` over ZMQ, Kubernetes",
             Self::DynamoRelay => "`dynamo-relay`",
         }
     }
@@ -49,6 +54,7 @@ impl KvSource {
             Self::EngineZmq => None,
             Self::DynamoEvents => Some("_by_dynamos_events"),
             Self::DynamoNats => Some("_by_nats_and_etcd"),
+            Self::DynamoKubernetes => Some("_by_kubernetes"),
             Self::DynamoRelay => Some("_by_dynamos_relay"),
         }
     }

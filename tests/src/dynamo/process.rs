@@ -105,7 +105,7 @@ impl Drop for Daemon {
 
 /// Variables that would let a site see another one, or the user's own Dynamo.
 fn belongs_to_a_site(key: &str) -> bool {
-    ["DYN_", "ETCD_", "NATS_", "PYTHON"]
+    ["DYN_", "ETCD_", "KUBE", "NATS_", "POD_", "PYTHON"]
         .iter()
         .any(|prefix| key.starts_with(prefix))
 }

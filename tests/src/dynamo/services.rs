@@ -36,10 +36,11 @@ pub struct Services {
     nats: Service,
 }
 
+/// A server that listens on one address.
 #[derive(Debug)]
-struct Service {
-    daemon: Daemon,
-    address: SocketAddr,
+pub(super) struct Service {
+    pub(super) daemon: Daemon,
+    pub(super) address: SocketAddr,
 }
 
 impl Services {
@@ -139,12 +140,18 @@ impl Services {
 
     /// What each said last, by its name.
     pub(super) fn last_outputs(&self) -> [(&'static str, String); 2] {
-        [&self.etcd, &self.nats].map(|service| (service.daemon.name, service.daemon.last_output()))
+        [&self.etcd, &self.nats].map(Service::last_output)
     }
 }
 
 impl Service {
-    async fn start(&mut self) -> Result<()> {
+    /// What it said last, and its name.
+    pub(super) fn last_output(&self) -> (&'static str, String) {
+        (self.daemon.name, self.daemon.last_output())
+    }
+
+    /// Starts it unless it runs, and waits until it answers.
+    pub(super) async fn start(&mut self) -> Result<()> {
         if self.daemon.child.is_none() {
             self.daemon.start()?;
         }

@@ -12,18 +12,20 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
+use super::cluster::pod;
 use super::commands::{
     discovery, environment, frontend_arguments, peer_arguments, worker_arguments,
 };
 use super::filter::Filter;
 use super::heard::Place;
+use super::meeting::Meeting;
 use super::options::{KvSource, Release, SiteOptions};
 use super::plane::Plane;
 use super::process::Daemon;
 use super::services::Services;
 use super::{Answer, Dynamo, Engine, ports};
 use crate::client::Client;
-use crate::harness::config::{Beside, Meet, Source};
+use crate::harness::config::{Beside, Source};
 use crate::harness::{MODEL, model_dir};
 
 mod marks;
@@ -41,7 +43,7 @@ pub struct Site {
     frontends: Vec<Daemon>,
     /// Dynamo's own relay, where ours follows it.
     peer: Option<Daemon>,
-    services: Option<Services>,
+    meeting: Meeting,
     /// One for each rank of each worker.
     engines: Vec<Engine>,
     plane: Plane,
@@ -87,20 +89,18 @@ impl Site {
             peer: ports::free()?,
             peer_system: ports::free()?,
         };
-        let services = match options.source {
-            KvSource::EngineZmq | KvSource::DynamoEvents | KvSource::DynamoRelay => None,
-            KvSource::DynamoNats => Some(Services::new(dynamo, directory.path())?),
-        };
-        let mut environment = environment(&options, &directory, services.as_ref());
+        let health = ports.workers.first().context("no worker")?.system;
+        let meeting = Meeting::new(options.source, dynamo, &directory, health)?;
+        let mut environment = environment(&options, &directory, &meeting);
         if options.release == Release::Older {
             environment.push(("PYTHONPATH", dynamo.older()?.display().to_string()));
         }
         let daemon = |name, module: &str, arguments| Daemon {
+            environment: environment.iter().cloned().chain(pod(name)).collect(),
             name,
             python: dynamo.installation().python().to_owned(),
             module: String::from(module),
             arguments,
-            environment: environment.clone(),
             log: directory.path().join(format!("{name}.log")),
             child: None,
         };
@@ -139,12 +139,9 @@ impl Site {
             peer,
             filter: Filter::at(format!("http://127.0.0.1:{}", ports.peer)),
             engines: engines.map(|(_, replay)| Engine::new(replay)).collect(),
-            plane: match &services {
-                None => Plane::of_files(&discovery(&directory), publishers),
-                Some(services) => Plane::of_nats(services.nats(), &options.name, publishers),
-            },
+            plane: meeting.plane(&directory, &options.name, publishers),
             places: BTreeSet::new(),
-            services,
+            meeting,
             options,
             ports,
             workers,
@@ -167,19 +164,19 @@ impl Site {
 
     /// Starts what its processes meet by, unless it runs.
     pub(super) async fn start_services(&mut self) -> Result<()> {
-        match &mut self.services {
-            None => Ok(()),
-            Some(services) => services.start().await,
-        }
+        self.meeting.start().await
     }
 
-    /// What its processes meet by.
+    /// Its etcd and NATS.
     ///
     /// # Panics
     ///
-    /// If they meet in files.
+    /// If its processes meet by something else.
     pub fn services(&mut self) -> &mut Services {
-        self.services.as_mut().expect("the site has etcd and NATS")
+        let Meeting::Services(services) = &mut self.meeting else {
+            panic!("the site has neither etcd nor NATS");
+        };
+        services
     }
 
     /// The site's name.
@@ -202,9 +199,10 @@ impl Site {
                     systems.map(metrics_url).collect()
                 }
                 // How full the workers are comes by their events.
-                KvSource::DynamoEvents | KvSource::DynamoNats | KvSource::DynamoRelay => {
-                    vec![format!("{frontend}/metrics")]
-                }
+                KvSource::DynamoEvents
+                | KvSource::DynamoNats
+                | KvSource::DynamoKubernetes
+                | KvSource::DynamoRelay => vec![format!("{frontend}/metrics")],
             },
             frontend,
             source: match self.options.source {
@@ -213,17 +211,13 @@ impl Site {
                     block_size: self.options.block_size,
                     capacity_blocks: self.options.blocks * self.engines.len(),
                 },
-                KvSource::DynamoEvents | KvSource::DynamoNats => Source::DynamoEvents {
-                    meet: match &self.services {
-                        None => Meet::Files(discovery(&self.directory)),
-                        Some(services) => Meet::Services {
-                            etcd: services.etcd(),
-                            nats: services.nats(),
-                        },
-                    },
-                    namespace: self.options.name.clone(),
-                    has_host_tier: self.options.host_blocks > 0,
-                },
+                KvSource::DynamoEvents | KvSource::DynamoNats | KvSource::DynamoKubernetes => {
+                    Source::DynamoEvents {
+                        meet: self.meeting.meet(&self.directory),
+                        namespace: self.options.name.clone(),
+                        has_host_tier: self.options.host_blocks > 0,
+                    }
+                }
                 KvSource::DynamoRelay => Source::DynamoRelay {
                     url: format!("http://127.0.0.1:{}", self.ports.peer),
                     discovery: discovery(&self.directory),
@@ -417,8 +411,7 @@ impl Drop for Site {
                     daemon.last_output(),
                 );
             }
-            let services = self.services.iter().flat_map(Services::last_outputs);
-            for (name, output) in services {
+            for (name, output) in self.meeting.last_outputs() {
                 eprintln!(
                     "--- last output of {name} of site {}\n{output}",
                     self.options.name

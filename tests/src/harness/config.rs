@@ -88,6 +88,8 @@ pub(crate) enum Meet {
     Files(PathBuf),
     /// etcd and NATS at these addresses.
     Services { etcd: SocketAddr, nats: SocketAddr },
+    /// A Kubernetes API server at this address, and a socket for each publisher.
+    Cluster(SocketAddr),
 }
 
 impl Beside {
@@ -210,6 +212,10 @@ fn source(source: &Source) -> String {
                     "discovery = {{ kind = \"etcd\", endpoints = [\"http://{etcd}\"], \
                      stale_after = \"2s\" }}\n\
                      nats = {{ servers = [\"nats://{nats}\"] }}\n"
+                ),
+                Meet::Cluster(server) => format!(
+                    "discovery = {{ kind = \"kubernetes\", url = \"http://{server}\", \
+                     namespace = \"default\", stale_after = \"2s\" }}\n"
                 ),
             }
         ),

@@ -120,6 +120,15 @@ async fn dynamo_worker_death_takes_its_blocks_along_by_nats_and_etcd() {
     .await;
 }
 
+#[tokio::test]
+async fn dynamo_worker_death_takes_its_blocks_along_by_kubernetes() {
+    worker_death_takes_its_blocks_along(
+        "dynamo_worker_death_takes_its_blocks_along_by_kubernetes",
+        KvSource::DynamoKubernetes,
+    )
+    .await;
+}
+
 async fn worker_death_takes_its_blocks_along(test: &str, source: KvSource) {
     let Some(dynamo) = Dynamo::for_test(test) else {
         return;

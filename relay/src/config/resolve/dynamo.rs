@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::Uri;
 use kvgrid_runtime::config::ConfigError;
 
+use super::kubernetes::{self, InCluster};
 use super::{at_most, not_shorter, wrong};
 use crate::config::{DiscoveryKind, DiscoveryTable, NatsTable, SourceTable, TlsTable};
 use crate::discovery::{DiscoverySettings, EtcdSettings, FileSettings, Scope, Store};
@@ -18,8 +19,8 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// How long entries in files may be untouched, as in Dynamo itself.
 const DEAD_AFTER: Duration = Duration::from_secs(10);
 
-/// What etcd said last may be as old as it takes a dead worker's lease to end.
-const STALE_AFTER: Duration = Duration::from_secs(30);
+/// What a store said last may be as old as it takes a dead worker's lease in etcd to end.
+pub(super) const STALE_AFTER: Duration = Duration::from_secs(30);
 
 /// Most members of an etcd, and most servers of a NATS.
 const MEMBERS: usize = 64;
@@ -49,6 +50,9 @@ pub(super) fn discovery(source: &mut SourceTable) -> Result<DiscoverySettings, C
     let store = match discovery.kind {
         DiscoveryKind::File => Store::Files(files(discovery)?),
         DiscoveryKind::Etcd => Store::Etcd(etcd(discovery)?),
+        DiscoveryKind::Kubernetes => {
+            Store::Kubernetes(kubernetes::resolve(discovery, &InCluster::here())?)
+        }
     };
     let namespace = source.namespace.clone().filter(|name| !name.is_empty());
     let namespace = namespace.ok_or_else(|| wrong("source.namespace", "is missing or empty"))?;
@@ -62,36 +66,46 @@ pub(super) fn discovery(source: &mut SourceTable) -> Result<DiscoverySettings, C
 
 /// A key that another kind of discovery would read is a mistake here, not a wish.
 fn refuse_others_keys(discovery: &DiscoveryTable) -> Result<(), ConfigError> {
-    let file = [
-        ("source.discovery.root", discovery.root.is_some()),
-        ("source.discovery.interval", discovery.interval.is_some()),
-        (
-            "source.discovery.dead_after",
-            discovery.dead_after.is_some(),
-        ),
+    use DiscoveryKind::{Etcd, File, Kubernetes};
+    let DiscoveryTable {
+        kind,
+        root,
+        interval,
+        dead_after,
+        endpoints,
+        user,
+        password,
+        url,
+        token,
+        namespace,
+        mode,
+        selector,
+        tls,
+        stale_after,
+    } = discovery;
+    let keys: [(&str, bool, &[DiscoveryKind]); 13] = [
+        ("root", root.is_some(), &[File]),
+        ("interval", interval.is_some(), &[File]),
+        ("dead_after", dead_after.is_some(), &[File]),
+        ("endpoints", !endpoints.is_empty(), &[Etcd]),
+        ("user", user.is_some(), &[Etcd]),
+        ("password", password.is_some(), &[Etcd]),
+        ("url", url.is_some(), &[Kubernetes]),
+        ("token", token.is_some(), &[Kubernetes]),
+        ("namespace", namespace.is_some(), &[Kubernetes]),
+        ("mode", mode.is_some(), &[Kubernetes]),
+        ("selector", selector.is_some(), &[Kubernetes]),
+        ("tls", tls.is_some(), &[Etcd, Kubernetes]),
+        ("stale_after", stale_after.is_some(), &[Etcd, Kubernetes]),
     ];
-    let etcd = [
-        (
-            "source.discovery.endpoints",
-            !discovery.endpoints.is_empty(),
-        ),
-        ("source.discovery.user", discovery.user.is_some()),
-        ("source.discovery.password", discovery.password.is_some()),
-        ("source.discovery.tls", discovery.tls.is_some()),
-        (
-            "source.discovery.stale_after",
-            discovery.stale_after.is_some(),
-        ),
-    ];
-    let (written, of) = match discovery.kind {
-        DiscoveryKind::File => (&etcd[..], DiscoveryKind::Etcd),
-        DiscoveryKind::Etcd => (&file[..], DiscoveryKind::File),
-    };
-    match written.iter().find(|(_, written)| *written) {
+    let is_others =
+        |(_, written, of): &&(&str, bool, &[DiscoveryKind])| *written && !of.contains(kind);
+    match keys.iter().find(is_others) {
         None => Ok(()),
-        Some((key, _)) => {
-            let reason = format!("is for discovery of kind {:?}", of.name());
-            Err(wrong(key, reason))
+        Some((key, _, of)) => {
+            let of: Vec<_> = of.iter().map(|kind| format!("{:?}", kind.name())).collect();
+            let reason = format!("is for discovery of kind {}", of.join(" or "));
+            Err(wrong(&format!("source.discovery.{key}"), reason))
         }
     }
 }
@@ -184,7 +198,7 @@ fn user(
     }
 }
 
-fn tls(key: &str, table: Option<&TlsTable>) -> Result<Option<TlsFiles>, ConfigError> {
+pub(super) fn tls(key: &str, table: Option<&TlsTable>) -> Result<Option<TlsFiles>, ConfigError> {
     let Some(table) = table else { return Ok(None) };
     let identity = match (&table.cert, &table.key) {
         (None, None) => None,
@@ -203,7 +217,11 @@ fn tls(key: &str, table: Option<&TlsTable>) -> Result<Option<TlsFiles>, ConfigEr
 }
 
 /// The scheme of an address that has a host and a port and nothing else; no password above all.
-fn scheme<'a>(key: &str, address: &str, schemes: [&'a str; 2]) -> Result<&'a str, ConfigError> {
+pub(super) fn scheme<'a>(
+    key: &str,
+    address: &str,
+    schemes: [&'a str; 2],
+) -> Result<&'a str, ConfigError> {
     let uri: Option<Uri> = address.parse().ok();
     let found = uri.as_ref().and_then(|uri| {
         let authority = uri.authority()?;

@@ -21,6 +21,7 @@ use super::messages::{
     AuthenticateRequest, AuthenticateResponse, Event, KeyValue, RangeRequest, RangeResponse,
     WatchCreateRequest, WatchRequest, WatchResponse,
 };
+use crate::fetch::innermost;
 use crate::secret::{SecretError, TlsFiles};
 
 /// How long a connection, an answer or a sign of life may take.
@@ -72,15 +73,6 @@ impl From<Status> for EtcdError {
     fn from(status: Status) -> Self {
         Self::Status(Box::new(status))
     }
-}
-
-/// What an error of the transport is about stands in its last source.
-fn innermost(error: &tonic::transport::Error) -> String {
-    let mut innermost: &dyn std::error::Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    innermost.to_string()
 }
 
 /// A connection to one member.
