@@ -17,17 +17,20 @@
 //! What was not told counts for neither side. Nothing here knows why two counts differ.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use crate::id::{ModelId, PoolId, SiteId};
 use crate::time::Instant;
 use crate::view::{CardDigest, GridView};
 
 pub use agreement::{Accord, Agreement, AgreementConfig};
+pub use entry::{Cache, Entry};
+pub use forecast::{Forecast, Usage};
 pub use kind::{Kind, Trait};
 pub use matching::{Matching, MatchingConfig};
 
 mod agreement;
+mod entry;
+mod forecast;
 mod kind;
 mod matching;
 mod repeats;
@@ -36,9 +39,6 @@ mod tests;
 
 use matching::Evidence;
 use repeats::Repeats;
-
-/// Sources of one site and model that are told apart; what comes by a further one is not counted.
-const SOURCES: usize = 8;
 
 /// When counts are called different, and how much is remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,45 +75,6 @@ impl Default for ParityConfig {
     }
 }
 
-/// What is expected of a site's answer to a request, as of the decision.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Forecast {
-    /// The site.
-    pub site: SiteId,
-    /// The model.
-    pub model: ModelId,
-    /// What kind of request it is.
-    pub kind: Kind,
-    /// The card by which it was tokenised.
-    pub card: CardDigest,
-    /// The prompt's length, or that of its part before the first medium.
-    pub prompt_tokens: u32,
-    /// Whether that is all of it.
-    pub complete: bool,
-    /// The source whose pools said the overlap; `None` if the site has no pools.
-    pub source: Option<Arc<str>>,
-    /// Tokens that need no prefill.
-    pub overlap_tokens: u32,
-    /// Tokens of a block.
-    pub block_size: u32,
-    /// Names what the prompt begins with; `None` if it has less than two blocks.
-    pub beginning: Option<u64>,
-    /// What each of the model's pools at the site that can be searched holds of it, in tokens.
-    pub pools: Vec<(PoolId, u32)>,
-}
-
-/// What a site says of a prompt. What it does not say is unknown.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Tokens of the prompt.
-    pub prompt_tokens: Option<u32>,
-    /// Tokens of it that were cached.
-    pub cached_tokens: Option<u32>,
-    /// Whether its token ids are those expected, where the site was asked for them: prompts can
-    /// be other ones and as long.
-    pub same_ids: Option<bool>,
-}
-
 /// What has changed by an answer, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
@@ -142,34 +103,6 @@ pub struct Noted {
     pub cached: Option<bool>,
     /// What has changed by it.
     pub changes: Vec<Change>,
-}
-
-/// What is known of one kind of request for a model at a site.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
-    /// The card that all of it is by; another one starts anew.
-    pub card: CardDigest,
-    /// Whether prompts are as long as expected.
-    pub tokens: Agreement,
-    /// The last two lengths that were compared: expected, told.
-    pub last: Option<(u32, u32)>,
-    /// Whether as much was cached as expected, by source.
-    pub caches: Vec<Cache>,
-    /// When an answer last told of it.
-    pub at: Instant,
-}
-
-/// How overlap compares with what was cached, for one source's pools.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Cache {
-    /// The source; `None` where the site has no pools.
-    pub source: Option<Arc<str>>,
-    /// Whether the two are the same, but for a block; without pools, whether no more was expected.
-    pub cached: Agreement,
-    /// Tokens that were expected to be cached, over all answers.
-    pub overlap_tokens: u64,
-    /// Tokens that were, over the same answers.
-    pub cached_tokens: u64,
 }
 
 /// The pools of a model at a site.
@@ -337,66 +270,6 @@ impl Parity {
         let key = oldest.map(|(key, _)| key.clone())?;
         let entry = self.entries.remove(&key)?;
         entry.is_aside().then_some(Change::Forgotten)
-    }
-}
-
-impl Forecast {
-    /// Whether the prompt is the same at the site, as far as that says; if it says no ids, whether
-    /// it is as long. Of one with media only the beginning is known here, which must be shorter.
-    fn is_same(&self, usage: Usage) -> Option<bool> {
-        let as_long = |told: u32| match self.complete {
-            true => self.prompt_tokens == told,
-            false => self.prompt_tokens < told,
-        };
-        usage.same_ids.or_else(|| usage.prompt_tokens.map(as_long))
-    }
-}
-
-impl Entry {
-    fn new(card: CardDigest) -> Self {
-        Self {
-            card,
-            tokens: Agreement::default(),
-            last: None,
-            caches: Vec::new(),
-            at: Instant::ZERO,
-        }
-    }
-
-    /// Whether requests of this kind are routed without tokens.
-    pub fn is_aside(&self) -> bool {
-        self.tokens.accord() == Accord::Differs
-    }
-
-    fn cache(&mut self, source: &Option<Arc<str>>) -> Option<&mut Cache> {
-        let place = self.caches.iter().position(|known| known.source == *source);
-        let place = match place {
-            Some(place) => place,
-            None if self.caches.len() >= SOURCES => return None,
-            None => {
-                self.caches.push(Cache {
-                    source: source.clone(),
-                    ..Cache::default()
-                });
-                self.caches.len() - 1
-            }
-        };
-        self.caches.get_mut(place)
-    }
-}
-
-impl Cache {
-    /// Counts an answer, and says whether as much was cached as expected.
-    fn add(&mut self, forecast: &Forecast, told: u32) -> bool {
-        self.overlap_tokens += u64::from(forecast.overlap_tokens);
-        self.cached_tokens += u64::from(told);
-        // An engine may count the last block or not.
-        let (overlap, block) = (forecast.overlap_tokens, forecast.block_size);
-        match forecast.source {
-            Some(_) => overlap.abs_diff(told) <= block,
-            // What was sent there is never all that is cached: answers are, too.
-            None => overlap <= told.saturating_add(block),
-        }
     }
 }
 
