@@ -290,6 +290,17 @@ fn an_old_report_of_a_long_queue_still_counts() {
 }
 
 #[test]
+fn a_site_at_the_very_edge_of_the_band_is_still_a_choice() {
+    // They cost 5 ms more or less than each other, the width of the band, but for rounding.
+    let deep = Site::new("fra", 8).warm(3).queued(128);
+    let cheap = Site::new("par", 2).warm(1).queued(146);
+
+    let decision = Case::new(416, vec![deep, cheap]).decide(0);
+
+    assert_eq!(decision.outcome.unwrap().site.as_str(), "fra");
+}
+
+#[test]
 fn engines_that_do_not_say_how_many_wait_are_not_taken_for_idle() {
     let case = Case::new(100, vec![Site::new("fra", 4).without_queue()]);
 
