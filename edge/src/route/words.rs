@@ -76,6 +76,7 @@ mod tests {
             naming: Naming::Chain,
             tier: Tier::Device,
             closed: true,
+            eviction_age: None,
             replica: ReplicaView {
                 completeness: Completeness::Whole,
                 ..ReplicaView::default()

@@ -79,7 +79,7 @@ impl Pools {
     }
 
     /// Insists that the pools are what the model makes of what the feeds have applied.
-    fn check<'a>(&self, lives: impl Iterator<Item = &'a Life> + Clone, when: &str) {
+    fn check<'a>(&self, lives: &(impl Iterator<Item = &'a Life> + Clone), when: &str) {
         let again = self.again;
         let known = |tier| {
             let lives = lives.clone();

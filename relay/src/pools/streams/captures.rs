@@ -73,7 +73,7 @@ fn replay_engine(messages: &[Heard], what: &str) -> usize {
             &mut pools,
             &feed.hears(*sequence, Bytes::copy_from_slice(body)),
         );
-        most = most.max(compare(&pools, [&reading].into_iter(), what));
+        most = most.max(compare(&pools, &[&reading].into_iter(), what));
     }
     most
 }
@@ -100,14 +100,14 @@ fn replay_plane(messages: &[Heard], framed: bool, what: &str) -> usize {
         let body = Bytes::copy_from_slice(body);
         take(&mut pools, &follower.hears(sequence, body, framed));
         let readings = voices.values().map(|(_, reading)| reading);
-        most = most.max(compare(&pools, readings, what));
+        most = most.max(compare(&pools, &readings, what));
     }
     most
 }
 
 fn compare<'a>(
     pools: &Pools,
-    readings: impl Iterator<Item = &'a Reading> + Clone,
+    readings: &(impl Iterator<Item = &'a Reading> + Clone),
     what: &str,
 ) -> usize {
     let chains = |tier| readings.clone().flat_map(move |it| it.model.chains(tier));

@@ -229,7 +229,7 @@ impl Engine {
             .zip(locals)
             .take(run.plain)
             .collect();
-        let fact = (!blocks.is_empty()).then(|| Fact::Stored(run.place, run.parent, blocks));
+        let fact = (!blocks.is_empty()).then_some(Fact::Stored(run.place, run.parent, blocks));
         (self.write("BlockStored", fields), fact)
     }
 

@@ -105,7 +105,7 @@ impl Line {
         });
         let rank = u32::try_from(place).unwrap() * 2;
         let decoder = DecoderConfig {
-            block_size: NonZeroU32::new(BLOCK_SIZE as u32).unwrap(),
+            block_size: NonZeroU32::new(u32::try_from(BLOCK_SIZE).unwrap()).unwrap(),
             format: if eagle {
                 HashFormat::Eagle
             } else {
@@ -293,7 +293,7 @@ fn take(pools: &mut Pools, life: &mut Life, told: &[SourceEvent]) {
 }
 
 fn check(pools: &Pools, lines: &[Line], when: &str) {
-    pools.check(lines.iter().map(|line| &line.life), when);
+    pools.check(&lines.iter().map(|line| &line.life), when);
     for line in lines.iter().filter(|line| line.has_truth()) {
         line.life.check_truth(pools.again, when);
     }
@@ -391,7 +391,7 @@ fn random_streams_of_dynamo_workers_give_what_the_model_says() {
             let told = voices[at].step(&mut dice);
             take(&mut pools, &mut voices[at].life, &told);
             if dice.random_bool(0.2) || step + 1 == STEPS {
-                pools.check(voices.iter().map(|voice| &voice.life), &when);
+                pools.check(&voices.iter().map(|voice| &voice.life), &when);
                 voices.iter().for_each(|voice| voice.check(&when));
             }
         }

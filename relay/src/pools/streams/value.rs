@@ -15,8 +15,8 @@ pub(super) enum Value {
     Float(f64),
     Text(String),
     Bytes(Vec<u8>),
-    List(Vec<Value>),
-    Map(Vec<(Value, Value)>),
+    List(Vec<Self>),
+    Map(Vec<(Self, Self)>),
 }
 
 use Value::{List, Map, Nil, Text, Uint};
