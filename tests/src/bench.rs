@@ -14,6 +14,7 @@ use kvgrid_runtime::args::EXIT_USAGE;
 mod eviction;
 mod figure;
 mod join;
+mod publishers;
 
 /// What to measure.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -22,6 +23,8 @@ enum Bench {
     Join,
     /// How wrong edges are about what a busy site will have cached
     Eviction,
+    /// What two thousand publishers cost a relay
+    Publishers,
 }
 
 #[derive(Parser)]
@@ -54,6 +57,7 @@ pub fn run(arguments: Vec<OsString>, program: &Path) -> ExitCode {
     };
     let measured = match options.bench {
         Bench::Join => join::run(options.quick, program),
+        Bench::Publishers => publishers::run(options.quick, program),
         Bench::Eviction => eviction::run(options.quick),
     };
     match measured {

@@ -22,8 +22,6 @@ const BLOCK: u32 = 16;
 const CONVERSATIONS: usize = 400;
 /// Tokens of each.
 const TOKENS: usize = 4_000;
-/// Share of all that fits into the cache.
-const CACHED: f64 = 0.5;
 /// Answers take one token: what is measured is over when a prefill begins.
 const ANSWER: u32 = 1;
 /// What the site's prefill takes for a token, as an edge learns it.
@@ -102,10 +100,10 @@ impl Run {
         let mut rng = SmallRng::seed_from_u64(1);
         let conversation = |_| (0..TOKENS).map(|_| rng.random_range(0..1_000)).collect();
         let conversations = (0..CONVERSATIONS).map(conversation).collect();
-        let needed = (CONVERSATIONS * TOKENS) as f64 / f64::from(BLOCK);
+        let needed = CONVERSATIONS * (TOKENS / BLOCK as usize);
         let site = Site::new(SiteConfig {
             block_size: BLOCK.try_into().expect("it is not zero"),
-            capacity_blocks: (needed * CACHED) as usize,
+            capacity_blocks: needed / 2,
             slots: 8,
             prefills: 1,
             queue: usize::MAX,

@@ -9,6 +9,7 @@ use serde::Serialize;
 #[serde(rename_all = "lowercase")]
 pub(super) enum Better {
     Less,
+    More,
 }
 
 /// Something measured.

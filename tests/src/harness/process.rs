@@ -155,6 +155,11 @@ impl Process {
         lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n")
     }
 
+    /// The system's number of it, while it runs.
+    pub(crate) fn id(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
     /// What it is called.
     pub fn name(&self) -> &str {
         &self.name
