@@ -111,6 +111,8 @@ pub(crate) enum SourceEvent {
         worker: WorkerKey,
         /// The publisher's own count.
         sequence: u64,
+        /// Whether it came as it happened, or is told again.
+        live: bool,
         /// What changed.
         events: Vec<KvEvent>,
         /// What could not be used.
@@ -196,12 +198,13 @@ impl SourceEvent {
         }
     }
 
-    /// Whether what it removes is evicted: not cleared, nor gone with who held it.
-    pub(crate) fn evicts(&self) -> bool {
-        let Self::Batch { events, .. } = self else {
+    /// Whether what it stores is new and what it removes is evicted now: neither told again,
+    /// nor cleared, nor gone with who held it.
+    pub(crate) fn tells_ages(&self) -> bool {
+        let Self::Batch { events, live, .. } = self else {
             return false;
         };
-        !events.contains(&KvEvent::Cleared)
+        *live && !events.contains(&KvEvent::Cleared)
     }
 
     /// Whether it is what a publisher said, and was of use.

@@ -20,6 +20,9 @@ const SAMPLED: usize = 4096;
 const REMEMBERED: usize = 256;
 /// Evictions before which nothing is said.
 const ENOUGH: usize = 16;
+/// Evictions of one moment that count: a prompt's blocks go together, and what is taken for
+/// evictions may be the end of a worker.
+const AT_ONCE: usize = 8;
 
 /// Measures the age that unused blocks of a pool reach.
 #[derive(Clone, Debug, Default)]
@@ -30,10 +33,13 @@ pub struct EvictionAges {
     thinned: u32,
     ages: VecDeque<Duration>,
     last: Instant,
+    /// How many of the last ones were at that moment.
+    at_last: usize,
 }
 
 impl EvictionAges {
-    /// A block was stored that was not there.
+    /// A block was stored that was not there. One that is only heard of, and was stored at
+    /// some time before, is not for this: it would be taken for young.
     pub fn handle_stored(&mut self, block: ChainHash, now: Instant) {
         if !self.follows(block) {
             return;
@@ -54,11 +60,17 @@ impl EvictionAges {
         let Some(stored) = self.stored.remove(&block) else {
             return;
         };
+        if now != self.last {
+            (self.last, self.at_last) = (now, 0);
+        }
+        self.at_last += 1;
+        if self.at_last > AT_ONCE {
+            return;
+        }
         if self.ages.len() == REMEMBERED {
             self.ages.pop_front();
         }
         self.ages.push_back(now.saturating_since(stored));
-        self.last = now;
     }
 
     /// A block went for another reason.

@@ -149,8 +149,8 @@ pub fn decide(
     let candidates: Vec<Candidate> = view
         .sites()
         .iter()
-        .zip(overlaps)
-        .map(|(site, overlap)| weigh(site, overlap, request, local, now))
+        .zip(overlaps.of_sites())
+        .map(|(site, overlaps)| weigh(site, overlaps, request, local, now))
         .collect();
     let scored: Vec<(&SiteId, &Score)> = candidates
         .iter()
@@ -182,7 +182,7 @@ impl Candidate {
 
 fn weigh(
     site: &SiteView,
-    overlap: Overlap,
+    overlaps: &[Overlap],
     request: &RouteRequest<'_>,
     local: &Local<'_>,
     now: Instant,
@@ -192,7 +192,7 @@ fn weigh(
         Err(exclusion) => Verdict::Excluded(exclusion),
         Ok((model, relay)) => Verdict::Scored(score::score(
             (site, model, relay),
-            overlap,
+            overlaps,
             request,
             local,
             now,

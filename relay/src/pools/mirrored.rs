@@ -161,13 +161,19 @@ impl Mirrored {
             return;
         };
         let changes = match change {
-            FilterChange::Delta(images) => table.mirror.apply(&images),
+            FilterChange::Delta(images) => {
+                let changes = table.mirror.apply(&images);
+                table.note_ages(&changes, now);
+                changes
+            }
             FilterChange::Snapshot(words) => {
                 self.repairs += u64::from(self.open_gaps.remove(&feed));
                 let other = !table.offer.is_for(&table.of);
                 if other {
                     table.mirror = Mirror::new(table.of.format);
                 }
+                // How old these entries are it doesn't say.
+                table.ages = EvictionAges::default();
                 let mut changes = Changes::default();
                 unhurried(|| changes = table.mirror.replace(words));
                 if other {
@@ -177,7 +183,6 @@ impl Mirrored {
                 changes
             }
         };
-        table.note_ages(&changes, now);
         self.blocks += (changes.removed.len() + changes.inserted.len()) as u64;
         table
             .queue
@@ -315,15 +320,10 @@ impl Holdings for Mirrored {
 }
 
 impl Table {
-    /// The peer doesn't say why entries go; when it is most of them at once, it was a worker.
+    /// The peer doesn't say why entries go: those of a dead worker are taken for evicted.
     fn note_ages(&mut self, changes: &Changes, now: Instant) {
-        let before = self.mirror.entries() + changes.removed.len() as u64;
-        let evicted = (changes.removed.len() as u64) < before / 2;
         for name in &changes.removed {
-            match evicted {
-                true => self.ages.handle_evicted(*name, now),
-                false => self.ages.handle_gone(*name),
-            }
+            self.ages.handle_evicted(*name, now);
         }
         for name in &changes.inserted {
             self.ages.handle_stored(*name, now);
@@ -351,7 +351,7 @@ impl Table {
             *told = completeness;
             publisher.set_completeness(completeness, now);
         }
-        publisher.set_eviction_age(self.ages.age(now));
+        publisher.set_eviction_age(self.ages.age(now), now);
         publisher.handle_timeout(now);
         if publisher.growth_is_due() {
             let names = || self.mirror.names();

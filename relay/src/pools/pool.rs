@@ -198,6 +198,7 @@ mod tests {
             feed: feed(0),
             worker: WorkerKey { publisher, rank },
             sequence,
+            live: true,
             events: vec![KvEvent::Stored {
                 parent: None,
                 tier: Tier::Device,

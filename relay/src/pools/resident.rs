@@ -28,8 +28,8 @@ pub(super) struct Resident {
     /// What is to be told once the last event is worked off.
     then: Then,
     ages: EvictionAges,
-    /// Whether what the last event removes is evicted.
-    evicts: bool,
+    /// Whether the last event tells how old blocks get.
+    tells_ages: bool,
 }
 
 struct Offer {
@@ -59,7 +59,7 @@ impl Resident {
             offers: 0,
             then: Then::Nothing,
             ages: EvictionAges::default(),
-            evicts: false,
+            tells_ages: false,
         };
         if matches!(settings.feeds, Feeds::EngineZmq(_)) {
             resident.pool.repairs = Some(0);
@@ -113,17 +113,19 @@ impl Holdings for Resident {
         {
             self.offer(shape, capacity_blocks, now);
         }
-        self.evicts = event.evicts();
+        self.tells_ages = event.tells_ages();
         self.then = self.pool.handle(event, now);
     }
 
     fn work(&mut self, now: Instant) -> bool {
         let more = self.pool.residency.step(STEP);
         let changes = self.pool.residency.drain_ops();
-        let changes = changes.inspect(|change| match change {
-            PoolOp::Insert(block) => self.ages.handle_stored(*block, now),
-            PoolOp::Remove(block) if self.evicts => self.ages.handle_evicted(*block, now),
-            PoolOp::Remove(block) => self.ages.handle_gone(*block),
+        let changes = changes.inspect(|change| match (change, self.tells_ages) {
+            (PoolOp::Insert(block), true) => self.ages.handle_stored(*block, now),
+            (PoolOp::Remove(block), true) => self.ages.handle_evicted(*block, now),
+            (PoolOp::Insert(block) | PoolOp::Remove(block), false) => {
+                self.ages.handle_gone(*block);
+            }
         });
         match &self.offer {
             Some(offer) => offer.publisher.apply(changes, now),
@@ -161,7 +163,7 @@ impl Holdings for Resident {
             offer.told = completeness;
             offer.publisher.set_completeness(completeness, now);
         }
-        offer.publisher.set_eviction_age(self.ages.age(now));
+        offer.publisher.set_eviction_age(self.ages.age(now), now);
         offer.publisher.handle_timeout(now);
         if offer.publisher.growth_is_due() {
             let live = || self.pool.residency.published();

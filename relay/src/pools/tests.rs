@@ -27,6 +27,8 @@ struct Site {
     events: mpsc::Sender<SourceEvent>,
     reports: watch::Receiver<Vec<PoolReport>>,
     sequence: u64,
+    /// Whether events come as they happen.
+    live: bool,
     hub: Hub,
     _task: JoinSet<()>,
 }
@@ -62,6 +64,7 @@ impl Site {
             events,
             reports,
             sequence: 0,
+            live: true,
             hub,
             _task: task,
         }
@@ -108,6 +111,7 @@ impl Site {
             feed: FEED,
             worker: WorkerKey { publisher, rank },
             sequence: self.sequence,
+            live: self.live,
             events: vec![event],
             refused: Refusals::default(),
         };
@@ -226,15 +230,23 @@ async fn the_age_of_blocks_at_eviction_is_told_and_no_other() {
     let gone = site
         .until(|pool| pool.batches == 3 && told_blocks(pool) == 0)
         .await;
+    site.live = false;
     site.store(8, 0..100).await;
-    site.until(|pool| told_blocks(pool) == 100).await;
+    site.remove(8, 50..100).await;
+    let replayed = site.until(|pool| told_blocks(pool) == 50).await;
+    site.live = true;
+    site.store(8, 50..200).await;
+    site.until(|pool| told_blocks(pool) == 200).await;
     // What is evicted is at least so old.
     let age = Duration::from_millis(30);
     tokio::time::sleep(age).await;
-    site.remove(8, 50..100).await;
-    let evicted = site.until(|pool| told_blocks(pool) == 50).await;
+    site.remove(8, 150..200).await;
+    site.remove(8, 100..150).await;
+    let evicted = site.until(|pool| told_blocks(pool) == 100).await;
 
-    assert_eq!((cleared.eviction_age, gone.eviction_age), (None, None));
+    for pool in [cleared, gone, replayed] {
+        assert_eq!(pool.eviction_age, None, "{pool:?}");
+    }
     assert!(evicted.eviction_age >= Some(age), "{evicted:?}");
     let listed = site.hub.eviction_ages();
     assert!(listed[0] >= Some(age), "{listed:?}");

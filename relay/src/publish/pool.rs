@@ -2,7 +2,6 @@
 
 use std::fmt::Write;
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,6 +24,8 @@ const UNKNOWN_CAPACITY: u64 = 10_000;
 
 /// Another eviction age is told when it differs by this share, since all edges are told.
 const AGE_STEP: f64 = 0.2;
+/// And no more often than this.
+const AGE_PAUSE: Duration = Duration::from_secs(5);
 
 /// What all blocks of a pool look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +98,8 @@ pub(super) enum Lifetime {
 /// A pool and who waits for its news.
 pub(super) struct Pool {
     view: PoolView,
-    /// As edges are told it, in milliseconds; 0 while it is not known.
-    eviction_age: AtomicU64,
+    /// As edges are told it, and since when.
+    eviction_age: Mutex<(Option<Duration>, Instant)>,
     key: Arc<MixKey>,
     /// Held for microseconds, never across an await.
     publisher: Mutex<Publisher>,
@@ -128,7 +129,7 @@ impl Pool {
                 replica: ReplicaView::default(),
                 facts: None,
             },
-            eviction_age: AtomicU64::new(0),
+            eviction_age: Mutex::new((None, Instant::ZERO)),
             key: Arc::clone(&config.key),
             publisher: Mutex::new(publisher),
             news: watch::Sender::new(Lifetime::Offered),
@@ -141,11 +142,16 @@ impl Pool {
 
     /// The pool as it is listed now.
     pub(super) fn view(&self) -> PoolView {
-        let age = self.eviction_age.load(Ordering::Relaxed);
         PoolView {
-            eviction_age: (age > 0).then(|| Duration::from_millis(age)),
+            eviction_age: self.eviction_age().0,
             ..self.view.clone()
         }
+    }
+
+    fn eviction_age(&self) -> MutexGuard<'_, (Option<Duration>, Instant)> {
+        self.eviction_age
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Woken whenever a subscription may have something to poll, and when the pool is withdrawn.
@@ -217,13 +223,22 @@ impl PoolPublisher {
     }
 
     /// At what age the site evicts blocks of the pool that nobody uses.
-    pub(crate) fn set_eviction_age(&self, age: Option<Duration>) {
-        let age = age.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
-        let told = self.pool.eviction_age.load(Ordering::Relaxed);
-        if age.abs_diff(told) as f64 > told as f64 * AGE_STEP {
-            self.pool.eviction_age.store(age, Ordering::Relaxed);
-            self.hub.0.pools.send_modify(|_| {});
+    pub(crate) fn set_eviction_age(&self, age: Option<Duration>, now: Instant) {
+        // Shorter than a millisecond is nothing on the wire.
+        let age = age.map(|age| age.max(Duration::from_millis(1)));
+        {
+            let mut known = self.pool.eviction_age();
+            let (told, at) = *known;
+            let differs = match (told, age) {
+                (Some(told), Some(age)) => told.abs_diff(age) > told.mul_f64(AGE_STEP),
+                _ => told != age,
+            };
+            if !differs || (told.is_some() && now.saturating_since(at) < AGE_PAUSE) {
+                return;
+            }
+            *known = (age, now);
         }
+        self.hub.0.pools.send_modify(|_| {});
     }
 
     /// When the open batch is due.

@@ -41,6 +41,10 @@ const FAILED_CHECKS: u32 = 3;
 /// Replays that bring nothing new before a gap is given up.
 const REPAIR_ATTEMPTS: u32 = 3;
 
+/// Whether a message comes as it happens, or from the replay port.
+const LIVE: bool = true;
+const TOLD_AGAIN: bool = false;
+
 /// One publisher to follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FeedConfig {
@@ -184,9 +188,9 @@ impl<M: Memory> Feed<M> {
 
     async fn take_live(&mut self, message: Numbered) -> Result<(), Closed> {
         match self.position.live(message.sequence) {
-            Live::Apply => return self.apply(message).await,
+            Live::Apply => return self.apply(message, LIVE).await,
             // Whoever can't be asked is believed: it was away for less than `gone_after`.
-            Live::Unproven if self.memory.is_none() => return self.apply(message).await,
+            Live::Unproven if self.memory.is_none() => return self.apply(message, LIVE).await,
             Live::Known => return Ok(()),
             Live::OtherLife => {
                 info!(endpoint = self.config.events, "Publisher restarted");
@@ -227,11 +231,11 @@ impl<M: Memory> Feed<M> {
         }
         match self.position.next() {
             Some(next) if next > message.sequence => Ok(()),
-            _ if repaired => self.apply(message).await,
+            _ if repaired => self.apply(message, LIVE).await,
             _ => {
                 self.end_life(FeedState::Connecting).await?;
                 self.late = true;
-                self.apply(message).await
+                self.apply(message, LIVE).await
             }
         }
     }
@@ -294,7 +298,7 @@ impl<M: Memory> Feed<M> {
                 .position
                 .replayed(first, message.sequence, &message.payload)
             {
-                Replayed::Apply => self.apply(message).await?,
+                Replayed::Apply => self.apply(message, TOLD_AGAIN).await?,
                 Replayed::Known => {}
                 Replayed::Gap => return Ok(CatchUp::Hole),
                 Replayed::OtherLife => return Ok(CatchUp::OtherLife),
@@ -311,7 +315,7 @@ impl<M: Memory> Feed<M> {
         }
     }
 
-    async fn apply(&mut self, message: Numbered) -> Result<(), Closed> {
+    async fn apply(&mut self, message: Numbered, live: bool) -> Result<(), Closed> {
         let decoded = self.decoder.decode(self.config.rank, &message.payload);
         let (rank, events, refused) = match decoded {
             Ok(batch) => {
@@ -337,6 +341,7 @@ impl<M: Memory> Feed<M> {
             feed: self.id,
             worker: WorkerKey { publisher, rank },
             sequence: message.sequence,
+            live,
             events,
             refused,
         };

@@ -64,6 +64,21 @@ fn what_went_for_another_reason_was_not_evicted() {
 }
 
 #[test]
+fn a_workers_end_that_is_taken_for_evictions_counts_little() {
+    let (mut ages, now) = churn(3_000, 1_000);
+    let before = ages.age(now);
+    for block in 0..4_000 {
+        ages.handle_stored(ChainHash(block), now);
+    }
+    for block in 0..4_000 {
+        ages.handle_evicted(ChainHash(block), now + ms(1));
+    }
+
+    assert_eq!(before, Some(ms(1_000)));
+    assert_eq!(ages.age(now + ms(1)), before);
+}
+
+#[test]
 fn blocks_of_a_pool_that_evicts_no_more_get_older() {
     let (ages, now) = churn(3_000, 1_000);
 
@@ -119,6 +134,7 @@ proptest! {
         }
 
         match ages.age(at(now)) {
+            // No two of these are at one moment.
             None => prop_assert!(seen.len() < ENOUGH),
             Some(age) => prop_assert!(seen.contains(&age) || age == ms(now - last)),
         }

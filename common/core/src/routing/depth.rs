@@ -39,7 +39,7 @@ pub struct Overlap {
 
 impl Overlap {
     /// The same for a request that waits so long before its prompt is looked up.
-    pub(super) fn after(self, wait: Duration) -> Self {
+    fn after(self, wait: Duration) -> Self {
         let Some(age) = self.eviction_age else {
             return self;
         };
@@ -58,46 +58,87 @@ pub fn overlap_tokens(depth: u32, prompt_tokens: u32, block_size: u32) -> u32 {
     depth.min(reusable) * block_size
 }
 
-/// Each site's best overlap, in the order of the view's sites.
+/// What sites' pools offer a prompt.
+pub(super) struct Overlaps {
+    all: Vec<Overlap>,
+    /// Where each site's end, in the order of the view's.
+    ends: Vec<usize>,
+}
+
+impl Overlaps {
+    /// Each site's, one at least.
+    pub(super) fn of_sites(&self) -> impl Iterator<Item = &[Overlap]> {
+        let starts = core::iter::once(0).chain(self.ends.iter().copied());
+        let sites = starts.zip(&self.ends);
+        sites.map(|(start, end)| &self.all[start..*end])
+    }
+}
+
+/// The best of a site's pools for a request that waits so long before its prompt is looked up.
+pub(super) fn best_after(overlaps: &[Overlap], wait: Duration) -> Overlap {
+    let later = overlaps.iter().map(|overlap| overlap.after(wait));
+    later.fold(Overlap::default(), |best, overlap| {
+        match best.pool.is_none() || overlap.expected_tokens > best.expected_tokens {
+            true => overlap,
+            false => best,
+        }
+    })
+}
+
+/// What each site offers.
 pub(super) fn overlaps(
     view: &GridView,
     request: &RouteRequest<'_>,
     local: &Local<'_>,
     now: Instant,
-) -> Vec<Overlap> {
-    let (model, chains) = (request.model.id(), request.chains);
+) -> Overlaps {
     let searches = searches(view, request);
     let found = search(&searches);
-    let mut best = vec![Overlap::default(); view.sites().len()];
-    for (search, depth) in searches.iter().zip(found) {
-        // Of a pool that was not received yet nothing is known.
-        let Some(depth) = depth else {
-            continue;
-        };
-        let overlap = search.overlap(depth, local.policy, now);
-        let known = &mut best[search.site];
-        if known.pool.is_none() || overlap.expected_tokens > known.expected_tokens {
-            *known = overlap;
+    let mut found = searches.iter().zip(found).peekable();
+    let mut overlaps = Overlaps {
+        all: Vec::with_capacity(view.sites().len()),
+        ends: Vec::with_capacity(view.sites().len()),
+    };
+    for (place, site) in view.sites().iter().enumerate() {
+        let start = overlaps.all.len();
+        while let Some((search, depth)) = found.next_if(|(search, _)| search.site == place) {
+            // Of a pool that was not received yet nothing is known.
+            let known = depth.map(|depth| search.overlap(depth, local.policy, now));
+            overlaps.all.extend(known);
         }
-    }
-    if let Some(predicted) = local.predicted {
-        let sites = view.sites().iter().zip(&mut best);
-        for (site, overlap) in sites.filter(|(site, _)| !request.is_aside(&site.site)) {
-            let place = predicted.place(&site.site, model);
-            let Some(sent) = Sent::of(site, model, chains) else {
-                continue;
-            };
-            let depth = predicted.extend(&place, sent.chain, overlap.tokens / sent.block_size);
-            let tokens = overlap_tokens(depth, sent.prompt_tokens, sent.block_size);
-            if tokens > overlap.tokens {
-                overlap.predicted = tokens;
-                // What waits there before this request keeps all of it in use.
-                overlap.eviction_age = None;
-                overlap.expected_tokens += tokens - overlap.tokens;
-            }
+        if overlaps.all.len() == start {
+            overlaps.all.push(Overlap::default());
         }
+        if !request.is_aside(&site.site) {
+            expect_sent(site, &mut overlaps.all[start..], request, local);
+        }
+        overlaps.ends.push(overlaps.all.len());
     }
-    best
+    overlaps
+}
+
+/// Counts in what was sent to a site beyond what the best of its pools holds.
+fn expect_sent(
+    site: &SiteView,
+    overlaps: &mut [Overlap],
+    request: &RouteRequest<'_>,
+    local: &Local<'_>,
+) {
+    let model = request.model.id();
+    let sent = Sent::of(site, model, request.chains);
+    let best = overlaps.iter_mut().max_by_key(|it| it.expected_tokens);
+    let (Some(predicted), Some(sent), Some(best)) = (local.predicted, sent, best) else {
+        return;
+    };
+    let place = predicted.place(&site.site, model);
+    let depth = predicted.extend(&place, sent.chain, best.tokens / sent.block_size);
+    let tokens = overlap_tokens(depth, sent.prompt_tokens, sent.block_size);
+    if tokens > best.tokens {
+        best.predicted = tokens;
+        // What waits there before this request keeps all of it in use.
+        best.eviction_age = None;
+        best.expected_tokens += tokens - best.tokens;
+    }
 }
 
 /// What is sent to a site with a prompt beyond what its pools hold already; of a site without

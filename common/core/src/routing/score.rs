@@ -16,7 +16,7 @@ use crate::load::{EngineSum, ModelLoad};
 use crate::time::Instant;
 use crate::view::{ModelView, RelayView, SiteView};
 
-use super::depth::Overlap;
+use super::depth::{Overlap, best_after};
 use super::inflight::{Inflight, OwnLoad};
 use super::policy::{Policy, Weights};
 use super::{Local, RouteRequest};
@@ -84,7 +84,7 @@ pub struct Score {
 /// Weighs a site that is eligible.
 pub(super) fn score(
     (site, model, relay): (&SiteView, &ModelView, &RelayView),
-    overlap: Overlap,
+    overlaps: &[Overlap],
     request: &RouteRequest<'_>,
     local: &Local<'_>,
     now: Instant,
@@ -96,7 +96,8 @@ pub(super) fn score(
     let upload_ms = upload_ms(request.body_bytes, relay);
     let queue_ms = load.queue_ms(policy);
     // Engines look a prompt up when its turn comes, not when it arrives.
-    let overlap = overlap.after(duration(rtt_ms / 2.0 + upload_ms + queue_ms));
+    let wait = duration(rtt_ms / 2.0 + upload_ms + queue_ms);
+    let overlap = best_after(overlaps, wait);
     let uncached_tokens = prompt_tokens.saturating_sub(overlap.expected_tokens);
     let cost = Cost {
         rtt_ms,

@@ -392,6 +392,19 @@ fn what_is_evicted_while_a_request_waits_does_not_count() {
 }
 
 #[test]
+fn a_pool_that_keeps_its_blocks_longer_is_better_after_a_wait() {
+    let overlap = |queued| {
+        let site = Site::new("fra", 0).warm(100).evicting_at(1);
+        let site = site.warm_on_disk(100).queued(queued);
+        Case::new(2000, vec![site]).score("fra").overlap
+    };
+
+    assert_eq!(overlap(0).pool, Some(PoolId(1)));
+    assert_eq!(overlap(50_000).pool, Some(PoolId(2)));
+    assert_eq!(overlap(50_000).expected_tokens, 400);
+}
+
+#[test]
 fn a_deeper_disk_pool_can_be_worth_less_than_a_gpu_pool() {
     let site = Site::new("fra", 4).warm(50).warm_on_disk(100);
     let case = Case::new(2000, vec![site]);

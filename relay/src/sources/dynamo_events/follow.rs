@@ -245,6 +245,8 @@ impl Follower {
             feed: self.follow.feed,
             worker: WorkerKey { publisher, rank },
             sequence,
+            // The plane tells nothing again.
+            live: true,
             events,
             refused,
         };
