@@ -3,6 +3,14 @@ use core::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use crate::block::HashFormat;
+use crate::ckf::Naming;
+use crate::event::Tier;
+use crate::id::ModelName;
+use crate::label::Labels;
+use crate::load::SiteLoad;
+use crate::replication::ReplicaView;
+use crate::view::{CardInfo, ModelView, PoolView, SiteView};
 
 mod pools;
 
@@ -58,9 +66,52 @@ fn usage(prompt_tokens: u32, cached_tokens: u32) -> Usage {
     }
 }
 
+/// What the site is when it is as the forecast says.
+fn view_of(forecast: &Forecast) -> GridView {
+    let block_size = forecast.block_size.try_into().unwrap();
+    let pool = |(id, _): &(PoolId, u32)| PoolView {
+        id: *id,
+        model: forecast.model,
+        source: "engines".into(),
+        block_size,
+        format: HashFormat::Standard,
+        naming: Naming::Chain,
+        tier: Tier::Device,
+        closed: true,
+        eviction_age: None,
+        replica: ReplicaView::default(),
+        facts: None,
+    };
+    let card = CardInfo {
+        digest: forecast.card,
+        block_size,
+        format: HashFormat::Standard,
+        capacity_blocks: None,
+        context_length: None,
+        usable: true,
+    };
+    GridView::new(vec![SiteView {
+        site: forecast.site.clone(),
+        region: None,
+        labels: Labels::new(),
+        alive: true,
+        relays: Vec::new(),
+        models: vec![ModelView {
+            id: forecast.model,
+            name: ModelName::new("m").unwrap(),
+            ready: true,
+            card: Some(card),
+        }],
+        known_by: None,
+        pools: forecast.pools.iter().map(pool).collect(),
+        load: SiteLoad::default(),
+    }])
+}
+
 impl Parity {
+    /// What an answer changes that comes while the site is as it was at the decision.
     fn noted(&mut self, forecast: &Forecast, usage: Usage, now: Instant) -> Vec<Change> {
-        self.note(forecast, usage, now).changes
+        self.note(forecast, usage, &view_of(forecast), now).changes
     }
 }
 
@@ -154,6 +205,54 @@ fn ids_tell_apart_what_is_as_long() {
 }
 
 #[test]
+fn lengths_that_agree_do_not_undo_ids_that_differed_until_ids_agree() {
+    let mut parity = Parity::new(CONFIG);
+    let told = |same_ids| Usage {
+        same_ids,
+        ..usage(100, 64)
+    };
+    for _ in 0..3 {
+        parity.noted(&forecast(tools()), told(Some(false)), at(0));
+    }
+
+    for _ in 0..50 {
+        let noted = parity.note(
+            &forecast(tools()),
+            told(None),
+            &view_of(&forecast(tools())),
+            at(1),
+        );
+        assert_eq!(noted, Noted::default());
+    }
+    assert_eq!(accord(&parity, tools()), Accord::Differs);
+
+    assert_eq!(
+        parity.noted(&forecast(tools()), told(Some(true)), at(2)),
+        []
+    );
+    let changes: Vec<_> = (0..4)
+        .flat_map(|_| parity.noted(&forecast(tools()), told(None), at(2)))
+        .collect();
+    assert_eq!(changes, [Change::Back]);
+}
+
+#[test]
+fn lengths_that_agree_vouch_for_no_kind_whose_ids_differed_but_once() {
+    let mut parity = Parity::new(CONFIG);
+    let other_ids = Usage {
+        same_ids: Some(false),
+        ..usage(100, 64)
+    };
+
+    parity.noted(&forecast(tools()), other_ids, at(0));
+    for _ in 0..50 {
+        parity.noted(&forecast(tools()), usage(100, 64), at(0));
+    }
+
+    assert_eq!(accord(&parity, tools()), Accord::Unknown);
+}
+
+#[test]
 fn another_card_starts_anew() {
     let mut parity = Parity::new(CONFIG);
     for _ in 0..3 {
@@ -164,10 +263,28 @@ fn another_card_starts_anew() {
         ..forecast(tools())
     };
 
-    parity.noted(&other, usage(100, 64), at(0));
+    let changes = parity.noted(&other, usage(100, 64), at(0));
 
+    assert_eq!(changes, [Change::OtherCard]);
     assert_eq!(accord(&parity, tools()), Accord::Unknown);
     assert_eq!(parity.aside(), Aside::default());
+}
+
+#[test]
+fn an_answer_by_a_card_that_the_site_has_no_more_tells_nothing() {
+    let mut parity = Parity::new(CONFIG);
+    for _ in 0..3 {
+        parity.noted(&forecast(tools()), usage(107, 64), at(0));
+    }
+    let old = Forecast {
+        card: CardDigest([2; 32]),
+        ..forecast(tools())
+    };
+
+    let late = parity.note(&old, usage(100, 64), &view_of(&forecast(tools())), at(1));
+
+    assert_eq!(late, Noted::default());
+    assert_eq!(accord(&parity, tools()), Accord::Differs);
 }
 
 #[test]
