@@ -179,6 +179,12 @@ impl Router {
         Dispatch::begin(self, choice, input)
     }
 
+    /// The same of a request that is no client's: its tokens are not counted as sent, and no
+    /// other request goes by what it leaves there.
+    pub(crate) fn dispatch_own(&self, choice: &Choice, input: &RouteInput) -> Option<Dispatch> {
+        Dispatch::begin_own(self, choice, input)
+    }
+
     /// Forgets what is not expected any more, for ever; ends by being dropped.
     pub(crate) async fn expire(self) {
         loop {

@@ -24,6 +24,7 @@ pub fn facts_to_wire(facts: &[(PoolId, PoolFacts)], now: Instant) -> v1::Facts {
         gaps: facts.gaps,
         repairs: facts.repairs,
         age_micros: facts.heard_at.map(|at| age(at, now)),
+        refused_blocks: facts.refused_blocks,
     };
     v1::Facts {
         pools: facts.iter().map(pool).collect(),
@@ -42,6 +43,7 @@ pub fn facts_from_wire(
         let facts = PoolFacts {
             accepted: wire.accepted,
             refused: refused.collect::<Result<_, _>>()?,
+            refused_blocks: wire.refused_blocks,
             copies: wire.copies,
             orphans: wire.orphans,
             gaps: wire.gaps,
@@ -83,6 +85,7 @@ mod tests {
         PoolFacts {
             accepted: Some(0),
             refused: vec![("block_size".into(), 3)],
+            refused_blocks: Some(2),
             copies: None,
             orphans: Some(4),
             gaps: Some(5),

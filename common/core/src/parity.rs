@@ -14,7 +14,9 @@
 //! Beside this stands what no count shows: a pool that gets traffic and never matches
 //! ([`Matching`]).
 //!
-//! What was not told counts for neither side. Nothing here knows why two counts differ.
+//! What was not told counts for neither side. An answer to a prompt by a card that the site has no
+//! more says nothing of it. Once token ids differed, equal lengths say nothing either, until ids
+//! agree. Nothing here knows why two counts differ.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +28,7 @@ pub use agreement::{Accord, Agreement, AgreementConfig};
 pub use entry::{Cache, Entry};
 pub use forecast::{Forecast, Usage};
 pub use kind::{Kind, Trait};
-pub use matching::{Matching, MatchingConfig};
+pub use matching::{Matching, MatchingConfig, Missed};
 
 mod agreement;
 mod entry;
@@ -87,11 +89,13 @@ pub enum Change {
     /// It is again.
     CacheAgrees,
     /// A pool got so many requests that should have matched, and none did.
-    Unmatched(PoolId, u32),
+    Unmatched(PoolId, Missed),
     /// It matches.
     Matched(PoolId),
     /// A kind that was set aside, of some site, made room for others.
     Forgotten,
+    /// The site has another card than that by which the kind was set aside.
+    OtherCard,
 }
 
 /// What an answer came to.
@@ -130,13 +134,23 @@ impl Parity {
         }
     }
 
-    /// A site has answered a request.
-    pub fn note(&mut self, forecast: &Forecast, usage: Usage, now: Instant) -> Noted {
+    /// A site, which is now as the view says, has answered a request.
+    pub fn note(
+        &mut self,
+        forecast: &Forecast,
+        usage: Usage,
+        view: &GridView,
+        now: Instant,
+    ) -> Noted {
         let mut noted = Noted::default();
+        // Answers may come long after their decisions.
+        if !has_card(view, &forecast.site, forecast.model, forecast.card) {
+            return noted;
+        }
         if usage != Usage::default() {
             self.compare(forecast, usage, now, &mut noted);
         }
-        self.note_pools(forecast, usage, now, &mut noted.changes);
+        self.note_pools(forecast, usage, (view, now), &mut noted.changes);
         noted
     }
 
@@ -191,13 +205,19 @@ impl Parity {
             .entry(key)
             .or_insert_with(|| Entry::new(forecast.card));
         if entry.card != forecast.card {
+            noted
+                .changes
+                .extend(entry.is_aside().then_some(Change::OtherCard));
             *entry = Entry::new(forecast.card);
         }
         entry.at = now;
         if let Some(told) = usage.prompt_tokens {
             entry.last = Some((forecast.prompt_tokens, told));
         }
-        if let Some(agrees) = forecast.is_same(usage) {
+        entry.same_ids = usage.same_ids.or(entry.same_ids);
+        // Other ids may well be as many.
+        let is_told = |agrees: &bool| !agrees || entry.same_ids != Some(false);
+        if let Some(agrees) = forecast.is_same(usage).filter(is_told) {
             noted.tokens = Some(agrees);
             noted
                 .changes
@@ -208,7 +228,7 @@ impl Parity {
                 });
         }
         // Of a prompt that is another one there, overlap says nothing.
-        let is_same = noted.tokens != Some(false) && !entry.is_aside();
+        let is_same = noted.tokens != Some(false) && entry.is_believed();
         if let Some(told) = usage.cached_tokens.filter(|_| is_same)
             && let Some(cache) = entry.cache(&forecast.source)
         {
@@ -228,32 +248,38 @@ impl Parity {
         &mut self,
         forecast: &Forecast,
         usage: Usage,
-        now: Instant,
+        (view, now): (&GridView, Instant),
         changes: &mut Vec<Change>,
     ) {
+        let is_same = self.is_same(forecast, usage);
         let key = (forecast.site.clone(), forecast.model);
         if !self.pools.contains_key(&key) && self.pools.len() >= self.config.max_entries.max(1) {
             // More models at sites than are remembered: the first of them is watched anew.
             self.pools.pop_first();
         }
         let Pools { pools, repeats } = self.pools.entry(key).or_default();
-        // The forecast has all pools there are: others are gone.
-        pools.retain(|id, _| forecast.pools.iter().any(|(pool, _)| pool == id));
+        // As of now: the forecast may be older than a pool, or name one that is gone.
+        let there = view
+            .site(&forecast.site)
+            .map_or(&[][..], |site| &site.pools);
+        let is_there = |id: PoolId| there.iter().any(|pool| pool.id == id);
+        pools.retain(|id, _| is_there(*id));
         let Some(beginning) = forecast.beginning else {
             return;
         };
-        let repeated = repeats.note(beginning, self.config.matching.span, now);
+        // A prompt that is another one there is no fault of the pools, and leaves no such blocks.
+        let repeated = is_same && repeats.note(beginning, self.config.matching.span, now);
         let explained = forecast.pools.iter().any(|(_, tokens)| *tokens > 0);
         let cached = match usage.cached_tokens {
             Some(cached) => cached >= forecast.block_size,
             None => repeated,
         };
-        // A prompt that is another one there is no fault of the pools.
-        let should_match = cached && forecast.is_same(usage) != Some(false);
-        for (pool, tokens) in &forecast.pools {
-            let evidence = match (*tokens, should_match && !explained) {
+        let should_match = is_same && cached && !explained;
+        let told = usage.cached_tokens.is_some();
+        for (pool, tokens) in forecast.pools.iter().filter(|(pool, _)| is_there(*pool)) {
+            let evidence = match (*tokens, should_match) {
                 (1.., _) => Evidence::Match,
-                (0, true) => Evidence::Miss,
+                (0, true) => Evidence::Miss { told },
                 (0, false) => Evidence::None,
             };
             let matching = pools.entry(*pool).or_default();
@@ -263,6 +289,14 @@ impl Parity {
                 None => None,
             });
         }
+    }
+
+    /// Whether the prompt may be the same one at the site, by this answer and those before it.
+    fn is_same(&self, forecast: &Forecast, usage: Usage) -> bool {
+        let key = (forecast.site.clone(), forecast.model, forecast.kind);
+        let entry = self.entries.get(&key);
+        let entry = entry.filter(|entry| entry.card == forecast.card);
+        entry.is_none_or(Entry::is_believed) && forecast.is_same(usage) != Some(false)
     }
 
     fn forget_oldest(&mut self) -> Option<Change> {
@@ -285,12 +319,14 @@ impl Aside {
         let Some(sites) = self.0.get(&(model, kind)) else {
             return Vec::new();
         };
-        let has_card = |(site, digest): &&(SiteId, CardDigest)| {
-            let model = view.site(site).and_then(|site| site.model(model));
-            let card = model.and_then(|model| model.card.as_ref());
-            card.is_some_and(|card| card.digest == *digest)
-        };
-        let sites = sites.iter().filter(has_card);
+        let sites = sites.iter();
+        let sites = sites.filter(|(site, digest)| has_card(view, site, model, *digest));
         sites.map(|(site, _)| site.clone()).collect()
     }
+}
+
+fn has_card(view: &GridView, site: &SiteId, model: ModelId, digest: CardDigest) -> bool {
+    let model = view.site(site).and_then(|site| site.model(model));
+    let card = model.and_then(|model| model.card.as_ref());
+    card.is_some_and(|card| card.digest == digest)
 }

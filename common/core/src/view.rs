@@ -138,6 +138,8 @@ pub struct PoolFacts {
     pub accepted: Option<u64>,
     /// Events that could not be used, by reason; those that never came are left out.
     pub refused: Vec<(Arc<str>, u64)>,
+    /// Blocks that were refused as the relay had reached a limit.
+    pub refused_blocks: Option<u64>,
     /// Physical copies that workers hold.
     pub copies: Option<u64>,
     /// Held blocks that miss an ancestor and can't be found.

@@ -24,7 +24,8 @@
 //!       "parity": [{
 //!         "kind": "plain", "set_aside": false, "age_ms": 210.0,
 //!         "tokens": {
-//!           "state": "agrees", "compared": 12, "different": 0, "expected": 65, "told": 65
+//!           "state": "agrees", "compared": 12, "different": 0, "expected": 65, "told": 65,
+//!           "same_ids": null
 //!         },
 //!         "caches": [{
 //!           "source": "engines", "state": "agrees", "compared": 12, "different": 0,
@@ -42,8 +43,8 @@
 //!       "applied": [{"publisher": "0000000000000001", "sequence": 311}],
 //!       "syncing": null,
 //!       "facts": {
-//!         "accepted_blocks": 1250, "refused_events": {"block_size": 2}, "copies": 1250,
-//!         "orphans": 0, "gaps": 0, "repairs": 0, "last_event_age_ms": 130.0
+//!         "accepted_blocks": 1250, "refused_events": {"block_size": 2}, "refused_blocks": 0,
+//!         "copies": 1250, "orphans": 0, "gaps": 0, "repairs": 0, "last_event_age_ms": 130.0
 //!       },
 //!       "matching": {"requests": 12, "matched": 11, "missed": 0, "warning": null}
 //!     }],
@@ -80,12 +81,16 @@
 //! - A model whose name the site's catalog does not tell is shown by its id, as digits.
 //! - `parity` is told by answers' `usage` ([`kvgrid_core::parity`]), for each kind of request:
 //!   its traits, joined by `+`, or `plain`. `tokens` says whether prompts are as long as was
-//!   counted here, with the last two lengths compared; a kind that is `set_aside` is routed to
-//!   the site without tokens. `caches` says for each source whether as much was cached as its
+//!   counted here, with the last two lengths compared, and whether the token ids that the site
+//!   gave a canary last were ours; a kind that is `set_aside` is routed to the site without
+//!   tokens. `caches` says for each source whether as much was cached as its
 //!   pools said, with the sums of both. Their `state` is `unknown`, `agrees` or `differs`.
-//! - `facts` are what the relay counts since its start. `matching` says how often a pool held
+//! - `facts` are what the relay counts since its start: events it could not use, by reason, and
+//!   blocks that it refused as it had reached a limit. `matching` says how often a pool held
 //!   some of a prompt of two blocks or more that was sent to its site; `missed` are those since
-//!   the last match that it should have held, and `warning` says so in words once they are many.
+//!   the last match that it should have held: the site said that blocks were cached, or, where it
+//!   says nothing of that, the prompt began as earlier ones. `warning` says which of the two in
+//!   words, once they are many. A kind that is set aside counts for no pool.
 //! - What is not known is `null`, never zero. Ages are as of the answer.
 
 use std::collections::BTreeMap;

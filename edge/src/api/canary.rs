@@ -6,7 +6,8 @@
 //! Where a site gives them, the prompt's token ids are compared themselves, and not only counted.
 //! It asks for one token, at low priority, and goes only where nobody waits: to sites that a
 //! client's request could go to, whose breakers are closed and whose queues are empty. Its
-//! failures count for no breaker, and it is expected nowhere.
+//! failures count for no breaker, its tokens are not counted as clients', and it is expected
+//! nowhere.
 
 use std::time::Duration;
 
@@ -118,7 +119,7 @@ impl<S: Sites> Api<S> {
         if router.breakers().until(&choice.relay, model).is_some() {
             return "not_eligible";
         }
-        let Some(mut dispatch) = router.dispatch(&choice, &asked.input) else {
+        let Some(mut dispatch) = router.dispatch_own(&choice, &asked.input) else {
             return "not_eligible";
         };
         let request = request(dispatch.number(), &choice, &asked, body);

@@ -20,7 +20,8 @@ impl fmt::Debug for Unmatched {
 
 impl Collector for Unmatched {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "Whether a pool misses what its site has cached, where requests were sent there";
+        let help =
+            "Whether a pool misses what it should hold of the requests that were sent to its site";
         let mut family =
             encoder.encode_descriptor("pool_unmatched", help, None, MetricType::Gauge)?;
         let view = self.0.view();

@@ -32,17 +32,25 @@ pub(crate) struct Dispatch {
 }
 
 impl Dispatch {
+    /// Begins a client's request.
     pub(super) fn begin(router: &Router, choice: &Choice, input: &RouteInput) -> Option<Self> {
+        let mut dispatch = Self::begin_own(router, choice, input)?;
+        if let Some(tokens) = choice.prompt_tokens {
+            let metrics = &router.0.metrics;
+            metrics.sent(&choice.site, tokens, choice.overlap_tokens);
+        }
+        dispatch.expected = expected(router, choice, input);
+        Some(dispatch)
+    }
+
+    /// Begins one of the edge's own: it takes its place at the relay, and nothing of its prompt
+    /// is counted, or expected for other requests.
+    pub(super) fn begin_own(router: &Router, choice: &Choice, input: &RouteInput) -> Option<Self> {
         let shared = &router.0;
         let model = input.model.id();
         let pass = shared.breakers.admit(&choice.relay, model, router.now())?;
         let lane = lane(router, &choice.relay);
         let number = lane.begin(model, choice.uncached_tokens);
-        if let Some(tokens) = choice.prompt_tokens {
-            shared
-                .metrics
-                .sent(&choice.site, tokens, choice.overlap_tokens);
-        }
         Some(Self {
             router: router.clone(),
             lane,
@@ -50,7 +58,7 @@ impl Dispatch {
             model,
             number,
             waiting: true,
-            expected: expected(router, choice, input),
+            expected: None,
             forecast: forecast(router, choice, input),
             pass: Some(pass),
         })

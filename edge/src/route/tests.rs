@@ -233,6 +233,11 @@ fn a_prompt_goes_back_to_where_it_was_sent_until_that_failed() {
     drop(dispatch);
     assert_eq!(route(&mut twins[1]).overlap_tokens, 9_984);
 
+    let mut own = prompt(4);
+    let canary = route(&mut own);
+    let _running = router.dispatch_own(&canary, &own).unwrap();
+    assert_eq!(route(&mut own).overlap_tokens, 0);
+
     let mut other = prompt(3);
     let lost = route(&mut other);
     let mut dispatch = router.dispatch(&lost, &other).unwrap();

@@ -43,14 +43,13 @@ pub(crate) async fn tell(
 /// Of several pools of one source, which are counted together, each gets the sum.
 fn facts_of(report: &PoolReport) -> PoolFacts {
     let refused = Refusal::ALL.map(|reason| (reason.name(), report.refused.of(reason)));
-    let full = ("no_room", report.stats.refused);
-    let refused = refused.into_iter().chain([full]);
-    let refused = refused.filter(|(_, count)| *count > 0);
+    let refused = refused.into_iter().filter(|(_, count)| *count > 0);
     PoolFacts {
         accepted: Some(report.blocks),
         refused: refused
             .map(|(reason, count)| (reason.into(), count))
             .collect(),
+        refused_blocks: Some(report.stats.refused),
         copies: report.counts_copies.then_some(report.stats.copies),
         orphans: report.counts_orphans.then_some(report.stats.orphans as u64),
         gaps: Some(report.gaps),

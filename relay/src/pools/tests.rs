@@ -302,6 +302,7 @@ async fn how_a_pool_is_fed_is_told_and_the_unknown_is_left_out() {
     let (_, facts) = &told[0];
     assert_eq!((facts.accepted, facts.copies), (Some(10), Some(10)));
     assert_eq!(facts.refused, [("block_size".into(), 1)]);
+    assert_eq!(facts.refused_blocks, Some(0));
     assert_eq!((facts.orphans, facts.gaps), (Some(0), Some(1)));
     assert!(facts.heard_at.is_some());
 }

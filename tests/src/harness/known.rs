@@ -119,6 +119,8 @@ pub struct KnownFacts {
     pub accepted_blocks: Option<u64>,
     /// Events that were not, by reason.
     pub refused_events: BTreeMap<String, u64>,
+    /// Blocks that were not, as a limit was reached.
+    pub refused_blocks: Option<u64>,
     /// Physical copies.
     pub copies: Option<u64>,
     /// Blocks without an ancestor.

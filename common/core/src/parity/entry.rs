@@ -19,6 +19,8 @@ pub struct Entry {
     pub tokens: Agreement,
     /// The last two lengths that were compared: expected, told.
     pub last: Option<(u32, u32)>,
+    /// Whether the token ids that the site told last were those expected, if it ever told some.
+    pub same_ids: Option<bool>,
     /// Whether as much was cached as expected, by source.
     pub caches: Vec<Cache>,
     /// When an answer last told of it.
@@ -44,6 +46,7 @@ impl Entry {
             card,
             tokens: Agreement::default(),
             last: None,
+            same_ids: None,
             caches: Vec::new(),
             at: Instant::ZERO,
         }
@@ -52,6 +55,11 @@ impl Entry {
     /// Whether requests of this kind are routed without tokens.
     pub fn is_aside(&self) -> bool {
         self.tokens.accord() == Accord::Differs
+    }
+
+    /// Whether prompts of this kind may be the same there, as far as answers tell.
+    pub(super) fn is_believed(&self) -> bool {
+        !self.is_aside() && self.same_ids != Some(false)
     }
 
     pub(super) fn cache(&mut self, source: &Option<Arc<str>>) -> Option<&mut Cache> {

@@ -6,8 +6,8 @@
 //! are counted that should have matched and did not: the site says that blocks of them were
 //! cached, or, where it says nothing, they begin as others did that were sent there before.
 //!
-//! A pool is not blamed for what another one of the site's knows, nor for a burst, whose events
-//! are still on their way.
+//! A pool is not blamed for what another one of the site's knows, nor for prompts that are other
+//! ones there, nor for a burst, whose events are still on their way.
 
 use core::time::Duration;
 
@@ -39,7 +39,19 @@ pub(super) enum Evidence {
     /// It matched.
     Match,
     /// It should have matched.
-    Miss,
+    Miss {
+        /// Whether the site itself says so; else only what it was sent before does.
+        told: bool,
+    },
+}
+
+/// Requests in a row that should have matched, and did not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Missed {
+    /// All of them.
+    pub requests: u32,
+    /// Those of which the site says that blocks were cached; the others begin as earlier ones.
+    pub told: u32,
 }
 
 /// How a pool has matched.
@@ -47,7 +59,7 @@ pub(super) enum Evidence {
 pub struct Matching {
     requests: u64,
     matched: u64,
-    missed: u32,
+    missed: Missed,
     missing_since: Option<Instant>,
     unmatched: bool,
 }
@@ -64,7 +76,7 @@ impl Matching {
     }
 
     /// Those since the last match that should have matched.
-    pub const fn missed(&self) -> u32 {
+    pub const fn missed(&self) -> Missed {
         self.missed
     }
 
@@ -85,15 +97,20 @@ impl Matching {
             Evidence::None => None,
             Evidence::Match => {
                 self.matched += 1;
-                self.missed = 0;
+                self.missed = Missed::default();
                 self.missing_since = None;
                 std::mem::take(&mut self.unmatched).then_some(false)
             }
-            Evidence::Miss => {
-                self.missed = self.missed.saturating_add(1);
+            Evidence::Miss { told } => {
+                let Missed {
+                    requests,
+                    told: by_site,
+                } = &mut self.missed;
+                *requests = requests.saturating_add(1);
+                *by_site = by_site.saturating_add(u32::from(told));
                 let since = *self.missing_since.get_or_insert(now);
                 let lasts = now.saturating_since(since) >= config.span;
-                let enough = self.missed >= config.requests && lasts && !self.unmatched;
+                let enough = self.missed.requests >= config.requests && lasts && !self.unmatched;
                 self.unmatched |= enough;
                 enough.then_some(true)
             }

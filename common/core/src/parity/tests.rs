@@ -3,6 +3,16 @@ use core::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use crate::block::HashFormat;
+use crate::ckf::Naming;
+use crate::event::Tier;
+use crate::id::ModelName;
+use crate::label::Labels;
+use crate::load::SiteLoad;
+use crate::replication::ReplicaView;
+use crate::view::{CardInfo, ModelView, PoolView, SiteView};
+
+mod pools;
 
 const CONFIG: ParityConfig = ParityConfig {
     tokens: AgreementConfig {
@@ -56,9 +66,52 @@ fn usage(prompt_tokens: u32, cached_tokens: u32) -> Usage {
     }
 }
 
+/// What the site is when it is as the forecast says.
+fn view_of(forecast: &Forecast) -> GridView {
+    let block_size = forecast.block_size.try_into().unwrap();
+    let pool = |(id, _): &(PoolId, u32)| PoolView {
+        id: *id,
+        model: forecast.model,
+        source: "engines".into(),
+        block_size,
+        format: HashFormat::Standard,
+        naming: Naming::Chain,
+        tier: Tier::Device,
+        closed: true,
+        eviction_age: None,
+        replica: ReplicaView::default(),
+        facts: None,
+    };
+    let card = CardInfo {
+        digest: forecast.card,
+        block_size,
+        format: HashFormat::Standard,
+        capacity_blocks: None,
+        context_length: None,
+        usable: true,
+    };
+    GridView::new(vec![SiteView {
+        site: forecast.site.clone(),
+        region: None,
+        labels: Labels::new(),
+        alive: true,
+        relays: Vec::new(),
+        models: vec![ModelView {
+            id: forecast.model,
+            name: ModelName::new("m").unwrap(),
+            ready: true,
+            card: Some(card),
+        }],
+        known_by: None,
+        pools: forecast.pools.iter().map(pool).collect(),
+        load: SiteLoad::default(),
+    }])
+}
+
 impl Parity {
+    /// What an answer changes that comes while the site is as it was at the decision.
     fn noted(&mut self, forecast: &Forecast, usage: Usage, now: Instant) -> Vec<Change> {
-        self.note(forecast, usage, now).changes
+        self.note(forecast, usage, &view_of(forecast), now).changes
     }
 }
 
@@ -152,6 +205,54 @@ fn ids_tell_apart_what_is_as_long() {
 }
 
 #[test]
+fn lengths_that_agree_do_not_undo_ids_that_differed_until_ids_agree() {
+    let mut parity = Parity::new(CONFIG);
+    let told = |same_ids| Usage {
+        same_ids,
+        ..usage(100, 64)
+    };
+    for _ in 0..3 {
+        parity.noted(&forecast(tools()), told(Some(false)), at(0));
+    }
+
+    for _ in 0..50 {
+        let noted = parity.note(
+            &forecast(tools()),
+            told(None),
+            &view_of(&forecast(tools())),
+            at(1),
+        );
+        assert_eq!(noted, Noted::default());
+    }
+    assert_eq!(accord(&parity, tools()), Accord::Differs);
+
+    assert_eq!(
+        parity.noted(&forecast(tools()), told(Some(true)), at(2)),
+        []
+    );
+    let changes: Vec<_> = (0..4)
+        .flat_map(|_| parity.noted(&forecast(tools()), told(None), at(2)))
+        .collect();
+    assert_eq!(changes, [Change::Back]);
+}
+
+#[test]
+fn lengths_that_agree_vouch_for_no_kind_whose_ids_differed_but_once() {
+    let mut parity = Parity::new(CONFIG);
+    let other_ids = Usage {
+        same_ids: Some(false),
+        ..usage(100, 64)
+    };
+
+    parity.noted(&forecast(tools()), other_ids, at(0));
+    for _ in 0..50 {
+        parity.noted(&forecast(tools()), usage(100, 64), at(0));
+    }
+
+    assert_eq!(accord(&parity, tools()), Accord::Unknown);
+}
+
+#[test]
 fn another_card_starts_anew() {
     let mut parity = Parity::new(CONFIG);
     for _ in 0..3 {
@@ -162,10 +263,28 @@ fn another_card_starts_anew() {
         ..forecast(tools())
     };
 
-    parity.noted(&other, usage(100, 64), at(0));
+    let changes = parity.noted(&other, usage(100, 64), at(0));
 
+    assert_eq!(changes, [Change::OtherCard]);
     assert_eq!(accord(&parity, tools()), Accord::Unknown);
     assert_eq!(parity.aside(), Aside::default());
+}
+
+#[test]
+fn an_answer_by_a_card_that_the_site_has_no_more_tells_nothing() {
+    let mut parity = Parity::new(CONFIG);
+    for _ in 0..3 {
+        parity.noted(&forecast(tools()), usage(107, 64), at(0));
+    }
+    let old = Forecast {
+        card: CardDigest([2; 32]),
+        ..forecast(tools())
+    };
+
+    let late = parity.note(&old, usage(100, 64), &view_of(&forecast(tools())), at(1));
+
+    assert_eq!(late, Noted::default());
+    assert_eq!(accord(&parity, tools()), Accord::Differs);
 }
 
 #[test]
@@ -205,85 +324,6 @@ fn of_a_site_without_pools_more_may_be_cached_than_was_sent_there() {
         .collect();
 
     assert_eq!(changes, [Change::CacheDiffers]);
-}
-
-/// Sends requests whose beginnings are held by no pool, one a second.
-fn unmatched(parity: &mut Parity, usage: Usage, requests: u64) -> Vec<Change> {
-    let cold = Forecast {
-        overlap_tokens: 0,
-        pools: vec![(PoolId(1), 0), (PoolId(2), 0)],
-        ..forecast(Kind::PLAIN)
-    };
-    let note = |second| parity.noted(&cold, usage, at(second));
-    (0..requests).flat_map(note).collect()
-}
-
-fn is_unmatched(parity: &Parity, pool: u64) -> bool {
-    let pool = parity.pool(&site("fra"), ModelId(1), PoolId(pool));
-    pool.is_some_and(Matching::is_unmatched)
-}
-
-#[test]
-fn pools_that_miss_what_the_site_has_cached_are_told_until_they_match() {
-    let mut parity = Parity::new(CONFIG);
-
-    let changes = unmatched(&mut parity, usage(100, 64), 25);
-    let both = [1, 2].map(|pool| Change::Unmatched(PoolId(pool), 20));
-    let told: Vec<_> = changes
-        .iter()
-        .filter(|change| matches!(change, Change::Unmatched(..)))
-        .cloned()
-        .collect();
-    assert_eq!(told, both);
-
-    let warm = Forecast {
-        pools: vec![(PoolId(1), 64), (PoolId(2), 0)],
-        ..forecast(Kind::PLAIN)
-    };
-    let changes = parity.noted(&warm, usage(100, 64), at(30));
-    assert!(changes.contains(&Change::Matched(PoolId(1))), "{changes:?}");
-    assert!(!is_unmatched(&parity, 1));
-    assert!(is_unmatched(&parity, 2));
-}
-
-#[test]
-fn a_pool_is_not_blamed_for_what_is_cold_nor_for_another_prompt_nor_for_a_burst() {
-    let mut parity = Parity::new(CONFIG);
-
-    unmatched(&mut parity, usage(100, 0), 50);
-    unmatched(&mut parity, usage(107, 64), 50);
-    let cold = Forecast {
-        pools: vec![(PoolId(1), 0)],
-        ..forecast(Kind::PLAIN)
-    };
-    for _ in 0..50 {
-        parity.noted(&cold, usage(100, 64), at(60));
-    }
-
-    assert!(!is_unmatched(&parity, 1));
-}
-
-#[test]
-fn where_a_site_tells_nothing_repeats_should_match() {
-    let mut parity = Parity::new(CONFIG);
-
-    unmatched(&mut parity, Usage::default(), 29);
-    assert!(!is_unmatched(&parity, 1));
-    unmatched(&mut parity, Usage::default(), 50);
-
-    assert!(is_unmatched(&parity, 1));
-}
-
-#[test]
-fn a_pool_that_is_gone_is_forgotten() {
-    let mut parity = Parity::new(CONFIG);
-    unmatched(&mut parity, usage(100, 64), 2);
-
-    parity.noted(&forecast(Kind::PLAIN), usage(100, 64), at(9));
-
-    let of = |pool| parity.pool(&site("fra"), ModelId(1), PoolId(pool));
-    assert!(of(1).is_some());
-    assert!(of(2).is_none());
 }
 
 fn kinds() -> impl Strategy<Value = Kind> {

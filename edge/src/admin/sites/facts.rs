@@ -13,6 +13,7 @@ use super::age_ms;
 pub(super) struct Facts<'a> {
     accepted_blocks: Option<u64>,
     refused_events: BTreeMap<&'a str, u64>,
+    refused_blocks: Option<u64>,
     copies: Option<u64>,
     orphans: Option<u64>,
     gaps: Option<u64>,
@@ -26,6 +27,7 @@ impl<'a> Facts<'a> {
         Self {
             accepted_blocks: facts.accepted,
             refused_events: refused.map(|(reason, count)| (&**reason, *count)).collect(),
+            refused_blocks: facts.refused_blocks,
             copies: facts.copies,
             orphans: facts.orphans,
             gaps: facts.gaps,

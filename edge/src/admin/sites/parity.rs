@@ -26,6 +26,7 @@ struct Tokens {
     different: u64,
     expected: Option<u32>,
     told: Option<u32>,
+    same_ids: Option<bool>,
 }
 
 #[derive(Serialize)]
@@ -74,6 +75,7 @@ impl KindParity {
                 different: entry.tokens.different(),
                 expected: entry.last.map(|(expected, _)| expected),
                 told: entry.last.map(|(_, told)| told),
+                same_ids: entry.same_ids,
             },
             caches: entry.caches.iter().map(OfSource::of).collect(),
         }
@@ -103,7 +105,7 @@ pub(super) fn matching(pool: &PoolView, site: &SiteView, router: &Router) -> Opt
         Some(PoolMatching {
             requests: matching.requests(),
             matched: matching.matched(),
-            missed: matching.missed(),
+            missed: matching.missed().requests,
             warning: warning.then(|| unmatched(pool, matching.missed())),
         })
     })

@@ -95,6 +95,7 @@ fn pool() -> PoolView {
         facts: Some(Arc::new(PoolFacts {
             accepted: Some(1250),
             refused: vec![("block_size".into(), 2)],
+            refused_blocks: Some(3),
             copies: None,
             orphans: Some(0),
             gaps: Some(0),
@@ -193,8 +194,8 @@ fn a_site_is_shown_with_all_that_is_known_of_it() {
             "applied": [{"publisher": "0000000000000001", "sequence": 311}],
             "syncing": null,
             "facts": {
-                "accepted_blocks": 1250, "refused_events": {"block_size": 2}, "copies": null,
-                "orphans": 0, "gaps": 0, "repairs": null,
+                "accepted_blocks": 1250, "refused_events": {"block_size": 2},
+                "refused_blocks": 3, "copies": null, "orphans": 0, "gaps": 0, "repairs": null,
             },
             "matching": null,
         }],

@@ -65,7 +65,8 @@ impl Plan {
     }
 
     /// The canary whose kind was told of the longest ago, by clients' answers or a canary's; it
-    /// counts as sent from now on. `None` if all that can be known is known.
+    /// counts as sent from now on. `None` if all that can be known is known. Of a kind whose ids
+    /// differed clients' answers can't tell that they agree again.
     pub(super) fn next(
         &mut self,
         view: &GridView,
@@ -87,6 +88,7 @@ impl Plan {
         let told = |(site, model, shape): &(SiteId, ModelId, Shape)| {
             let mut kinds = parity.kinds(site, *model);
             let known = kinds.find(|(kind, _)| *kind == shape.kind());
+            let known = known.filter(|(_, entry)| entry.same_ids != Some(false));
             known.map(|(_, entry)| entry.at)
         };
         let known = |key: &(SiteId, ModelId, Shape)| told(key).max(self.sent.get(key).copied());
@@ -219,6 +221,30 @@ mod tests {
             .collect()
     }
 
+    fn with_tools() -> Forecast {
+        Forecast {
+            site: SiteId::new("a").unwrap(),
+            model: ModelName::new("m").unwrap().id(),
+            kind: Shape::Tools.kind(),
+            card: CardDigest([1; 32]),
+            prompt_tokens: 10,
+            complete: true,
+            source: None,
+            overlap_tokens: 0,
+            block_size: 16,
+            beginning: None,
+            pools: Vec::new(),
+        }
+    }
+
+    /// What is said of a prompt that is as long as expected.
+    fn as_long() -> Usage {
+        Usage {
+            prompt_tokens: Some(10),
+            ..Usage::default()
+        }
+    }
+
     #[test]
     fn each_kind_at_each_site_is_sent_once_in_a_while() {
         let view = GridView::new(vec![site("a", true), site("b", true), site("blind", false)]);
@@ -237,29 +263,30 @@ mod tests {
     fn what_clients_answers_tell_is_not_asked_again() {
         let view = GridView::new(vec![site("a", true)]);
         let mut parity = Parity::new(ParityConfig::default());
-        let forecast = Forecast {
-            site: SiteId::new("a").unwrap(),
-            model: ModelName::new("m").unwrap().id(),
-            kind: Shape::Tools.kind(),
-            card: CardDigest([1; 32]),
-            prompt_tokens: 10,
-            complete: true,
-            source: None,
-            overlap_tokens: 0,
-            block_size: 16,
-            beginning: None,
-            pools: Vec::new(),
-        };
-        let usage = Usage {
-            prompt_tokens: Some(10),
-            ..Usage::default()
-        };
-        parity.note(&forecast, usage, at(1));
+        parity.note(&with_tools(), as_long(), &view, at(1));
 
         let sent = drain(&mut Plan::new(RENEW), &view, &parity, at(2));
 
         let shapes: Vec<Shape> = sent.into_iter().map(|(_, shape)| shape).collect();
         assert_eq!(shapes, [Shape::Plain, Shape::Arrays, Shape::Reasoning]);
+    }
+
+    #[test]
+    fn of_a_kind_whose_ids_differed_clients_answers_are_not_enough() {
+        let view = GridView::new(vec![site("a", true)]);
+        let mut parity = Parity::new(ParityConfig::default());
+        let mut plan = Plan::new(RENEW);
+        assert_eq!(drain(&mut plan, &view, &parity, at(0)).len(), 4);
+        let other_ids = Usage {
+            same_ids: Some(false),
+            ..as_long()
+        };
+        parity.note(&with_tools(), other_ids, &view, at(1));
+        parity.note(&with_tools(), as_long(), &view, at(599));
+
+        let sent = drain(&mut plan, &view, &parity, at(600));
+
+        assert!(sent.contains(&("a".to_owned(), Shape::Tools)), "{sent:?}");
     }
 
     #[test]

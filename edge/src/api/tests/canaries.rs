@@ -7,8 +7,9 @@ use tokio::task::JoinSet;
 
 use super::super::sites::SiteRequest;
 use super::super::*;
+use super::clients::post;
 use super::fake::{Edge, Play, config, model, says};
-use super::prompts::carded;
+use super::prompts::{FOX, carded, user};
 use crate::config::CanaryTable;
 
 const TABLE: CanaryTable = CanaryTable {
@@ -94,6 +95,23 @@ async fn ids_that_are_not_ours_differ_however_many_they_are() {
     while different() == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+#[tokio::test]
+async fn a_canarys_tokens_are_not_counted_as_clients() {
+    let (edge, _canaries) = sending(|| says(200, r#"{"usage":{"prompt_tokens":65}}"#)).await;
+
+    until_asked(&edge, 1).await;
+
+    assert!(edge.requests()[0].prompt_tokens > 0);
+    let counted = || {
+        let page = edge.metrics();
+        page.contains("kvgrid_edge_prompt_tokens_total{")
+    };
+    assert!(!counted());
+    let body = user(FOX).to_string();
+    edge.send(post("/v1/chat/completions", body)).await;
+    assert!(counted());
 }
 
 #[tokio::test]

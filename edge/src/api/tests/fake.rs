@@ -16,6 +16,8 @@ use kvgrid_core::view::{CardInfo, GridView, ModelView, RelayView, SiteView};
 use kvgrid_prompt::CardsConfig;
 use kvgrid_runtime::http::{HttpLimits, listen, serve};
 use kvgrid_runtime::{Clock, Tasks};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -166,6 +168,7 @@ pub(super) struct Edge {
     pub(super) api: Api<Arc<FakeSites>>,
     sites: Arc<FakeSites>,
     view: Arc<ArcSwap<GridView>>,
+    registry: Registry,
     tasks: Tasks,
 }
 
@@ -193,7 +196,7 @@ impl Edge {
             plays.entry(site.to_owned()).or_default().push(play);
         }
         let view = Arc::new(ArcSwap::from_pointee(grid(1, None)));
-        let (metrics, _registry) = Metrics::new(Arc::clone(&view));
+        let (metrics, registry) = Metrics::new(Arc::clone(&view));
         let router = Router::new(
             Arc::clone(&view),
             RouterConfig::default(),
@@ -225,6 +228,7 @@ impl Edge {
             api,
             sites,
             view,
+            registry,
             tasks,
         }
     }
@@ -242,6 +246,13 @@ impl Edge {
     /// Both sites have so many relays from now on.
     pub(super) fn use_relays(&self, relays: usize) {
         self.view.store(Arc::new(grid(relays, None)));
+    }
+
+    /// The edge's metrics, as they are scraped.
+    pub(super) fn metrics(&self) -> String {
+        let mut page = String::new();
+        encode(&mut page, &self.registry).unwrap();
+        page
     }
 
     /// Which sites were asked, in order.
