@@ -9,7 +9,9 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use kvgrid_core::RelayId;
 use kvgrid_core::membership::{Member, Scope};
-use kvgrid_runtime::{CloseReason, Expected, Node, PeerConnection, Protocol, Tasks, resolve};
+use kvgrid_runtime::{
+    CloseReason, ConnectError, Expected, Node, PeerConnection, Protocol, Tasks, resolve,
+};
 use quinn::{Connection, SendDatagramError};
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
@@ -243,6 +245,9 @@ async fn dial(node: Node, relay: RelayId, addresses: Vec<String>, events: mpsc::
                     };
                     let _ = events.send(up).await;
                     return;
+                }
+                Err(error @ ConnectError::Unexpected { .. }) => {
+                    warn!(%relay, %error, "Relay advertises another's address");
                 }
                 Err(error) => debug!(%relay, %error, "Relay not reached by gossip"),
             }

@@ -84,20 +84,18 @@ pub(crate) async fn serve(hub: Hub, connection: PeerConnection) {
     };
     let edge = edge.clone();
     let span = info_span!("view", %edge);
-    if !hub.0.sessions.enter(&edge, &connection.connection) {
-        warn!(parent: &span, "Too many edges");
-        connection.close(CloseReason::Limit);
-        return;
-    }
     run(&hub, &edge, &connection).instrument(span).await;
-    hub.0.sessions.leave(&edge, &connection.connection);
 }
 
 async fn run(hub: &Hub, edge: &EdgeId, connection: &PeerConnection) {
     info!(address = %connection.connection.remote_address(), "Edge connected");
-    let ended = Session::begin(hub, edge, &connection.connection).await;
-    match ended {
+    match begin(hub, edge, connection).await {
         Ok(()) => info!("Edge left"),
+        Err(SessionError::Connection(error))
+            if CloseReason::of(&error) == Some(CloseReason::Unexpected) =>
+        {
+            warn!("Edge has dialled another relay here: one that advertises our address?");
+        }
         Err(error) if error.is_peers_fault() => {
             warn!(%error, "Edge broke the protocol");
             connection.close(CloseReason::Protocol);
@@ -107,6 +105,30 @@ async fn run(hub: &Hub, edge: &EdgeId, connection: &PeerConnection) {
             connection.close(CloseReason::Done);
         }
     }
+}
+
+/// Serves an edge that means this relay, which it says by its first word: only then the
+/// connection takes the place of the one before.
+async fn begin(hub: &Hub, edge: &EdgeId, peer: &PeerConnection) -> Result<(), SessionError> {
+    let connection = &peer.connection;
+    let streams = match hub.0.sessions.arrive() {
+        Some(_arriving) => tokio::time::timeout(HELLO_TIMEOUT, hello(connection))
+            .await
+            .map_err(|_| SessionError::NoHello)??,
+        None => {
+            warn!("Too many edges that say nothing");
+            peer.close(CloseReason::Limit);
+            return Ok(());
+        }
+    };
+    if !hub.0.sessions.enter(edge, connection) {
+        warn!("Too many edges");
+        peer.close(CloseReason::Limit);
+        return Ok(());
+    }
+    let ended = Session::serve(hub, edge, connection, streams).await;
+    hub.0.sessions.leave(edge, connection);
+    ended
 }
 
 struct Session {
@@ -133,10 +155,12 @@ impl Drop for Subscribed {
 }
 
 impl Session {
-    async fn begin(hub: &Hub, edge: &EdgeId, connection: &Connection) -> Result<(), SessionError> {
-        let (writer, mut reader) = tokio::time::timeout(HELLO_TIMEOUT, hello(connection))
-            .await
-            .map_err(|_| SessionError::NoHello)??;
+    async fn serve(
+        hub: &Hub,
+        edge: &EdgeId,
+        connection: &Connection,
+        (writer, mut reader): (SendStream, FrameReader),
+    ) -> Result<(), SessionError> {
         let (cards, wanted) = mpsc::channel(CARDS_WAITING);
         let mut tasks = JoinSet::new();
         tasks.spawn(control::run(hub.clone(), edge.clone(), writer));

@@ -6,15 +6,33 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use kvgrid_core::EdgeId;
 use kvgrid_runtime::CloseReason;
 use quinn::Connection;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Most edges at a time; more are turned away.
 const MAX_EDGES: usize = 1024;
 
 /// Edges and their connections.
-#[derive(Default)]
-pub(super) struct Sessions(Mutex<BTreeMap<EdgeId, Connection>>);
+pub(super) struct Sessions {
+    newest: Mutex<BTreeMap<EdgeId, Connection>>,
+    /// For connections that have said nothing yet.
+    arriving: Semaphore,
+}
+
+impl Default for Sessions {
+    fn default() -> Self {
+        Self {
+            newest: Mutex::default(),
+            arriving: Semaphore::new(MAX_EDGES),
+        }
+    }
+}
 
 impl Sessions {
+    /// A place for a connection that has said nothing yet, if there is one.
+    pub(super) fn arrive(&self) -> Option<SemaphorePermit<'_>> {
+        self.arriving.try_acquire().ok()
+    }
+
     /// Takes a connection in and closes the edge's older one; false if there are too many.
     pub(super) fn enter(&self, edge: &EdgeId, connection: &Connection) -> bool {
         let mut sessions = self.lock();
@@ -42,6 +60,6 @@ impl Sessions {
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<EdgeId, Connection>> {
         // The map is whole after every statement, so a panic elsewhere can't spoil it.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.newest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -345,6 +345,21 @@ async fn a_leaving_relay_says_so() {
 }
 
 #[tokio::test]
+async fn a_connection_that_was_meant_for_another_relay_takes_nobodys_place() {
+    let relay = Relay::start();
+    let mut edge = relay.edge("eu-1").await;
+    edge.until(|edge| !edge.loads().is_empty()).await;
+
+    let stray = edge.dial_again(relay.node.local_addr()).await;
+    stray.close(CloseReason::Unexpected);
+    within(stray.connection.closed()).await;
+    let loads = edge.loads().len();
+
+    edge.until(|edge| edge.loads().len() > loads + 1).await;
+    assert_eq!(relay.hub.edges(), 1);
+}
+
+#[tokio::test]
 async fn the_newest_connection_of_an_edge_takes_the_place_of_the_older() {
     let relay = Relay::start();
     let older = relay.edge("eu-1").await;
