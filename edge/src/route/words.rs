@@ -79,8 +79,9 @@ fn cause(pool: &PoolView) -> String {
             .into();
     }
     format!(
-        "Its source tells blocks, but under other hashes than the prompts': is the block size {} \
-         tokens, the hash format {:?}, and are salts and adapters the same at the engines?",
+        "Its source tells blocks, but under other hashes than the prompts': does it listen to this \
+         site's engines, is the block size {} tokens, the hash format {:?}, and are salts and \
+         adapters the same there?",
         pool.block_size, pool.format
     )
 }

@@ -92,6 +92,9 @@ pub(super) async fn run(mut follower: Follower) {
                 let end = follower.serve(&mut memory, reached).await;
                 backoff.handle_down(clock.now());
                 info!(%relay, reason = %end, "Relay disconnected");
+                if end.is_by_our_double() {
+                    warn!(%relay, "Another process has this edge's certificate, and took its place");
+                }
                 if matches!(end, SessionEnd::Stopping) {
                     return;
                 }

@@ -15,8 +15,8 @@ use kvgrid_core::view::CardDigest;
 use kvgrid_core::{PoolId, RelayId};
 use kvgrid_proto::frame::CONTROL_LIMIT;
 use kvgrid_proto::v1;
-use kvgrid_runtime::PeerConnection;
 use kvgrid_runtime::frames::{WriteFrameError, write_frame};
+use kvgrid_runtime::{CloseReason, PeerConnection};
 use quinn::{ConnectionError, SendStream};
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
@@ -63,6 +63,18 @@ pub(super) enum SessionEnd {
     Write(#[from] WriteFrameError),
     #[error("the relay reads nothing")]
     WriteTimeout,
+}
+
+impl SessionEnd {
+    /// Whether the relay has a newer connection of this edge, which this process didn't make.
+    pub(super) fn is_by_our_double(&self) -> bool {
+        match self {
+            Self::View(error) | Self::Request(error) => {
+                CloseReason::of(error) == Some(CloseReason::Replaced)
+            }
+            _ => false,
+        }
+    }
 }
 
 /// A session under way.
