@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use kvgrid_core::event::{Refusal, Tier};
 use kvgrid_core::replication::Completeness;
@@ -288,12 +289,16 @@ fn ages(page: &mut Page<'_>, pools: &[PoolReport], now: Instant) -> fmt::Result 
     )?;
     let evicted = pools
         .iter()
-        .filter_map(|pool| Some((pool.labels(), pool.eviction_age?.as_secs())));
+        .filter_map(|pool| Some((pool.labels(), millis(pool.eviction_age?))));
     page.gauge(
-        "pool_eviction_age_seconds",
+        "pool_eviction_age_milliseconds",
         "Age at which blocks that nobody uses are evicted, where it is known",
         evicted,
     )
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 const fn state_name(state: FeedState) -> &'static str {

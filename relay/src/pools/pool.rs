@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvgrid_core::Instant;
-use kvgrid_core::event::{Refusals, Tier, WorkerKey};
+use kvgrid_core::event::{Refusal, Refusals, Tier, WorkerKey};
 use kvgrid_core::replication::Completeness;
 use kvgrid_core::residency::{Copies, Residency, ResidencyConfig};
+use tracing::warn;
 
 use super::knowledge::Knowledge;
 use crate::config::LimitsTable;
@@ -102,7 +103,7 @@ impl Pool {
                 Then::Nothing
             }
             SourceEvent::Refused { refused, .. } => {
-                self.refused.add(&refused);
+                self.note_refused(&refused);
                 Then::Nothing
             }
             // Hashes are the same to residency whatever they are of. The others are what sources
@@ -126,7 +127,7 @@ impl Pool {
                 ..
             } => {
                 self.batches += 1;
-                self.refused.add(&refused);
+                self.note_refused(&refused);
                 let ranks = self.ranks.entry(worker.publisher).or_default();
                 if ranks.len() < self.max_ranks || ranks.contains(&worker.rank) {
                     ranks.insert(worker.rank);
@@ -141,6 +142,15 @@ impl Pool {
                 }
             }
         }
+    }
+
+    /// Blocks of another size are a wrong configuration, and would leave the pool empty.
+    fn note_refused(&mut self, refused: &Refusals) {
+        let size = Refusal::BlockSize;
+        if self.refused.of(size) == 0 && refused.of(size) > 0 {
+            warn!("Blocks of another size than the configured one are refused");
+        }
+        self.refused.add(refused);
     }
 
     /// How much the pool knows at `now`.
