@@ -1,6 +1,7 @@
 //! What is kept of a relay from one session to the next: its models, and replicas of its pools.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use kvgrid_core::ckf::Naming;
 use kvgrid_core::replication::{Replica, ReplicaConfig, ReplicaError, Request};
@@ -14,6 +15,10 @@ const TABLE_BYTES: u64 = 2 << 30;
 
 /// Bytes of a table's chunk.
 const CHUNK_BYTES: u64 = 32 << 10;
+
+/// How long a pool is kept, stale, that a relay doesn't list when it is connected again: after
+/// a restart it may have to find its workers before it can.
+const UNLISTED: Duration = Duration::from_secs(60);
 
 /// A relay's models and our replicas of its pools.
 #[derive(Debug)]
@@ -43,6 +48,8 @@ struct Followed {
     listed_now: bool,
     /// Whether its replica is connected.
     connected: bool,
+    /// When it goes, if the session has a catalog without it.
+    unlisted_until: Option<Instant>,
 }
 
 impl Followed {
@@ -59,6 +66,7 @@ impl Followed {
             replica: Replica::new(config.clone()),
             listed_now: true,
             connected: false,
+            unlisted_until: None,
         }
     }
 
@@ -83,8 +91,9 @@ impl Memory {
         }
     }
 
-    /// Takes a catalog: new pools get a replica, those that are gone lose theirs, and those
-    /// that were known before this session go on from where they are.
+    /// Takes a catalog: new pools get a replica, those that are withdrawn lose theirs, and those
+    /// that were known before this session go on from where they are. Of these, one that isn't
+    /// listed yet stays stale for a while.
     pub(super) fn handle_catalog(
         &mut self,
         (models, pools): (Vec<ModelView>, Vec<PoolView>),
@@ -98,10 +107,16 @@ impl Memory {
                 .unwrap_or_else(|| Followed::new(listed.clone(), config));
             followed.listed = listed;
             followed.listed_now = true;
+            followed.unlisted_until = None;
             if self.wanted {
                 followed.connect(now);
             }
             self.pools.insert(followed.listed.id, followed);
+        }
+        known.retain(|_, followed| !followed.listed_now);
+        for (id, mut followed) in known {
+            followed.unlisted_until.get_or_insert(now + UNLISTED);
+            self.pools.insert(id, followed);
         }
         self.models = models;
         let replicas = self.pools.values().map(|pool| &pool.replica);
@@ -110,6 +125,8 @@ impl Memory {
 
     /// The session is over: replicas are stale until the next one.
     pub(super) fn handle_disconnect(&mut self, now: Instant) {
+        self.pools
+            .retain(|_, followed| followed.unlisted_until.is_none());
         for followed in self.pools.values_mut() {
             followed.listed_now = false;
             followed.connected = false;
@@ -157,12 +174,15 @@ impl Memory {
 
     /// When [`Self::handle_timeout`] has to be called next.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        let timeouts = self.pools.values().map(|pool| pool.replica.poll_timeout());
+        let pools = self.pools.values();
+        let timeouts = pools.flat_map(|pool| [pool.replica.poll_timeout(), pool.unlisted_until]);
         timeouts.flatten().min()
     }
 
     /// Lets the replicas see the time.
     pub(super) fn handle_timeout(&mut self, now: Instant) {
+        let is_over = |followed: &Followed| followed.unlisted_until.is_some_and(|at| at <= now);
+        self.pools.retain(|_, followed| !is_over(followed));
         for followed in self.pools.values_mut() {
             followed.replica.handle_timeout(now);
         }
@@ -280,6 +300,35 @@ mod tests {
         assert_eq!(memory.pools().len(), 2);
         assert_eq!(memory.poll_requests(Instant::ZERO), []);
         assert_eq!(listed(&mut memory, &[1, 2]), [1, 2]);
+    }
+
+    #[test]
+    fn a_relay_that_is_back_may_take_its_time_to_list_a_pool() {
+        let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+        let mut memory = wanted();
+        listed(&mut memory, &[1, 2]);
+        memory.handle_disconnect(Instant::ZERO);
+
+        assert_eq!(listed(&mut memory, &[]), [0; 0]);
+        assert_eq!(memory.pools().len(), 2);
+        assert_eq!(listed(&mut memory, &[1]), [1]);
+        memory.handle_timeout(at(59));
+        assert_eq!(memory.pools().len(), 2);
+        assert!(memory.poll_timeout() <= Some(at(60)));
+        memory.handle_timeout(at(60));
+        assert_eq!(memory.pools().len(), 1);
+    }
+
+    #[test]
+    fn a_pool_that_is_not_listed_for_a_whole_session_goes() {
+        let mut memory = wanted();
+        listed(&mut memory, &[1, 2]);
+        memory.handle_disconnect(Instant::ZERO);
+        listed(&mut memory, &[1]);
+
+        memory.handle_disconnect(Instant::ZERO);
+
+        assert_eq!(memory.pools().len(), 1);
     }
 
     #[test]
