@@ -31,7 +31,10 @@ pub struct EvictionAges {
     stored: BTreeMap<ChainHash, Instant>,
     /// Only blocks whose hash ends in so many zero bits are followed.
     thinned: u32,
+    /// The ages that count, in the order of the evictions, and sorted: the pool asks after
+    /// every message.
     ages: VecDeque<Duration>,
+    sorted: Vec<Duration>,
     last: Instant,
     /// How many of the last ones were at that moment.
     at_last: usize,
@@ -67,10 +70,16 @@ impl EvictionAges {
         if self.at_last > AT_ONCE {
             return;
         }
-        if self.ages.len() == REMEMBERED {
-            self.ages.pop_front();
+        if self.ages.len() == REMEMBERED
+            && let Some(oldest) = self.ages.pop_front()
+            && let Ok(place) = self.sorted.binary_search(&oldest)
+        {
+            self.sorted.remove(place);
         }
-        self.ages.push_back(now.saturating_since(stored));
+        let age = now.saturating_since(stored);
+        self.ages.push_back(age);
+        let place = self.sorted.partition_point(|known| *known < age);
+        self.sorted.insert(place, age);
     }
 
     /// A block went for another reason.
@@ -84,13 +93,11 @@ impl EvictionAges {
     ///
     /// When nothing has been evicted for longer, that long at least.
     pub fn age(&self, now: Instant) -> Option<Duration> {
-        if self.ages.len() < ENOUGH {
+        if self.sorted.len() < ENOUGH {
             return None;
         }
-        let mut ages: Vec<Duration> = self.ages.iter().copied().collect();
-        let quarter = ages.len() / 4;
-        let (_, age, _) = ages.select_nth_unstable(quarter);
-        Some((*age).max(now.saturating_since(self.last)))
+        let age = self.sorted[self.sorted.len() / 4];
+        Some(age.max(now.saturating_since(self.last)))
     }
 
     const fn follows(&self, block: ChainHash) -> bool {
