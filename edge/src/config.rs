@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use kvgrid_runtime::TransportConfig;
 use kvgrid_runtime::admin::AdminConfig;
 use kvgrid_runtime::config::{self, ConfigError, Environment, IdentityConfig};
 use serde::{Deserialize, Serialize};
@@ -56,6 +57,9 @@ pub(crate) struct ConfigFile {
     /// What it asks sites itself.
     #[serde(default)]
     pub(crate) canary: CanaryTable,
+    /// How it sends.
+    #[serde(default)]
+    pub(crate) transport: TransportConfig,
     /// For operators.
     #[serde(default)]
     pub(crate) admin: AdminConfig,

@@ -105,7 +105,8 @@ async fn serve_until_stopped(config: Config, tasks: &Tasks) -> Result<(), NodeEr
     // Most relays are dialled; those behind a NAT dial.
     let node = NodeConfig::new(config.listen.quic, credentials)
         .serve(Protocol::View, Accepts::Relays)
-        .serve(Protocol::Request, Accepts::Relays);
+        .serve(Protocol::Request, Accepts::Relays)
+        .transport(config.transport.clone());
     let node = Node::bind(node, tasks)?;
     let doors = Doors::open(&config)?;
     let bound = doors.bound(&node)?;

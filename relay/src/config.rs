@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kvgrid_prompt::TokenizerBackend;
+use kvgrid_runtime::TransportConfig;
 use kvgrid_runtime::admin::AdminConfig;
 use kvgrid_runtime::config::{self, ConfigError, Environment, IdentityConfig};
 use serde::{Deserialize, Serialize};
@@ -67,6 +68,9 @@ pub(crate) struct ConfigFile {
     /// How much it takes on.
     #[serde(default)]
     pub(crate) limits: LimitsTable,
+    /// How it sends.
+    #[serde(default)]
+    pub(crate) transport: TransportConfig,
     /// For operators.
     #[serde(default)]
     pub(crate) admin: AdminConfig,

@@ -132,7 +132,8 @@ impl Relay {
         let node = NodeConfig::new(listen_quic, prepared.credentials.clone())
             .serve(Protocol::View, Accepts::Edges)
             .serve(Protocol::Request, Accepts::Edges)
-            .serve(Protocol::Gossip, Accepts::Relays);
+            .serve(Protocol::Gossip, Accepts::Relays)
+            .transport(prepared.config.file.transport.clone());
         let hub = Hub::new(HubConfig {
             key: Arc::new(prepared.key.clone()),
             incarnation: incarnation(),

@@ -4,13 +4,20 @@
     reason = "a test fails by panicking, and the in-tests switch does not cover helpers"
 )]
 
+use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use kvgrid_certs::{Accepts, CertAuthority, TrustDomain};
 use kvgrid_core::RelayId;
-use kvgrid_runtime::{Expected, Node, NodeConfig, Protocol, Tasks};
+use kvgrid_runtime::{Expected, Node, NodeConfig, Protocol, Tasks, TransportConfig};
 use kvgrid_tests::link::{Forwarder, ForwarderConfig, LinkProperties, Switch, socket};
+use quinn::udp::{RecvMeta, Transmit};
+use quinn::{AsyncUdpSocket, UdpPoller};
 use tokio::net::UdpSocket;
 
 const LOCAL: &str = "127.0.0.1:0";
@@ -180,4 +187,94 @@ async fn quic_gets_through_a_link_that_loses_and_reorders() {
 
     assert!(echo(&connection, &data).await == data);
     assert!(connection.stats().path.lost_packets > 0);
+}
+
+/// Loses every other full packet of the first thousands, as a full queue does.
+#[derive(Debug)]
+struct EveryOther {
+    inner: Arc<dyn AsyncUdpSocket>,
+    full: AtomicUsize,
+}
+
+/// Packets after which none is lost any more.
+const LOSSY: usize = 12_000;
+
+impl AsyncUdpSocket for EveryOther {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        Arc::clone(&self.inner).create_io_poller()
+    }
+
+    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        if transmit.contents.len() >= 1_000 {
+            let nth = self.full.fetch_add(1, Ordering::Relaxed);
+            if nth < LOSSY && nth % 2 == 1 {
+                return Ok(());
+            }
+        }
+        self.inner.try_send(transmit)
+    }
+
+    fn poll_recv(
+        &self,
+        context: &mut Context<'_>,
+        buffers: &mut [IoSliceMut<'_>],
+        meta: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        self.inner.poll_recv(context, buffers, meta)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.inner.local_addr()
+    }
+
+    fn may_fragment(&self) -> bool {
+        self.inner.may_fragment()
+    }
+}
+
+#[tokio::test]
+async fn a_stream_with_as_many_holes_as_fit_does_not_cost_its_connection() {
+    let stop = Stop(Tasks::new());
+    let tasks = &stop.0;
+    let authority = CertAuthority::generate(TrustDomain::new("grid.example").unwrap()).unwrap();
+    let credentials = |uri: &str| authority.credentials(&uri.parse().unwrap()).unwrap();
+    let relay = credentials("spiffe://grid.example/region/eu/site/fra/relay/fra-1");
+    let relay = NodeConfig::new(local(), relay).serve(Protocol::Request, Accepts::Edges);
+    let relay = Node::bind(relay, tasks).unwrap();
+    // All of it is sent at once, in packets as small as they get.
+    let transport = TransportConfig {
+        gso: false,
+        mtu_discovery: false,
+        start_rate_mbit: 1_000,
+        ..TransportConfig::default()
+    };
+    let edge = credentials("spiffe://grid.example/region/eu/edge/eu-1");
+    let mut edge = NodeConfig::new(local(), edge).transport(transport);
+    let (link, _) = socket::wrap(&LinkProperties::round_trip(ROUND_TRIP), 1, tasks).unwrap();
+    edge.wrap_socket = Some(Arc::new(move |inner| {
+        Arc::new(EveryOther {
+            inner: link(inner),
+            full: AtomicUsize::default(),
+        })
+    }));
+    let edge = Node::bind(edge, tasks).unwrap();
+    let address = relay.local_addr();
+    let receiving = async {
+        let peer = relay.accept().await.unwrap();
+        let (_, mut stream) = peer.connection.accept_bi().await.unwrap();
+        stream.read_to_end(1 << 24).await.unwrap().len()
+    };
+    let sending = async {
+        let expected = Expected::Relay(RelayId::new("fra-1").unwrap());
+        let peer = edge.connect(address, Protocol::Request, &expected).await;
+        let connection = peer.unwrap().connection;
+        let (mut stream, _) = connection.open_bi().await.unwrap();
+        stream.write_all(&vec![7; 8 << 20]).await.unwrap();
+        stream.finish().unwrap();
+        connection
+    };
+    let (received, connection) = tokio::join!(receiving, sending);
+
+    assert_eq!(received, 8 << 20);
+    assert!(connection.stats().path.lost_packets > 500);
 }

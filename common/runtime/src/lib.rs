@@ -25,8 +25,8 @@ pub use clock::Clock;
 pub use files::write_whole;
 pub use luck::luck;
 pub use node::{
-    BindError, CloseReason, ConnectError, Expected, FoundRelay, Node, NodeConfig, PeerConnection,
-    PeerOfError, Protocol, Seed, TransportConfig, WrapSocket, resolve, seek,
+    BindError, CloseReason, Congestion, ConnectError, Expected, FoundRelay, Node, NodeConfig,
+    PeerConnection, PeerOfError, Protocol, Seed, TransportConfig, WrapSocket, resolve, seek,
 };
 pub use ready::ReadyFile;
 pub use tasks::{Tasks, Termination};

@@ -32,6 +32,7 @@ use tokio::sync::{Mutex, mpsc};
 use crate::tasks::Tasks;
 
 pub use close::CloseReason;
+pub use congestion::Congestion;
 pub use dial::{ConnectError, Expected, PeerOfError, resolve};
 pub use seek::{FoundRelay, Seed, seek};
 pub use transport::TransportConfig;
@@ -113,6 +114,12 @@ impl NodeConfig {
     /// The same node, which also serves `protocol` to those that `accepts` says.
     pub fn serve(mut self, protocol: Protocol, accepts: Accepts) -> Self {
         self.serves.push((protocol, accepts));
+        self
+    }
+
+    /// The same node with other windows, rates and switches.
+    pub fn transport(mut self, transport: TransportConfig) -> Self {
+        self.transport = transport;
         self
     }
 }

@@ -9,6 +9,7 @@ use kvgrid_core::Region;
 use kvgrid_core::label::{LabelRule, SiteRules};
 use kvgrid_core::membership::Scope;
 use kvgrid_core::routing::{Policy, TierCredits, Weights};
+use kvgrid_runtime::TransportConfig;
 use kvgrid_runtime::config::{ConfigError, IdentityConfig};
 
 use super::{
@@ -52,6 +53,8 @@ pub(crate) struct Config {
     pub(crate) predict: PredictTable,
     /// What it asks sites itself.
     pub(crate) canary: CanaryTable,
+    /// How it sends.
+    pub(crate) transport: TransportConfig,
 }
 
 impl ConfigFile {
@@ -81,6 +84,7 @@ impl ConfigFile {
             retry: retry(self.retry)?,
             predict: predict(self.predict)?,
             canary: canary(self.canary)?,
+            transport: self.transport.checked()?,
         })
     }
 }

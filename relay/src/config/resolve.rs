@@ -66,6 +66,7 @@ impl ConfigFile {
         file.check_waits()?;
         let (addresses, scopes) = file.reach()?;
         file.edges.check()?;
+        file.transport.checked()?;
         let frontend = http_uri("frontend.url", &file.frontend.url)?;
         if !matches!(frontend.path(), "" | "/") || frontend.query().is_some() {
             return Err(wrong("frontend.url", "has a path, which requests bring"));

@@ -1,122 +1,96 @@
-//! A first congestion window that fits the path: start rate times round-trip time.
+//! How much a connection may have under way: by the path's rate, or by CUBIC.
 //!
-//! CUBIC starts with twelve kilobytes, which at 239 ms makes a first prompt of 380 kB wait five
-//! round trips; a fixed large window floods short paths instead. Here the first acknowledgement
-//! tells the round-trip time, the window becomes what the start rate fills in that time, and
-//! from there CUBIC goes on as usual: doubling until the first loss.
+//! Both begin with what the start rate fills in the first round-trip time.
 
 use std::any::Any;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use quinn_proto::RttEstimator;
-use quinn_proto::congestion::{
-    Controller, ControllerFactory, ControllerMetrics, Cubic, CubicConfig,
-};
+use quinn_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
+use serde::{Deserialize, Serialize};
 
-/// Ten packets, as TCP starts with; no path is too short for that.
-const MIN_WINDOW: u64 = 14_720;
-/// More in flight on an unknown path is a gamble at any rate.
-const MAX_WINDOW: u64 = 4 << 20;
+mod rate;
+mod recent;
+mod start;
 
-/// Makes controllers that start at a rate.
+use rate::{Limits, MIN_WINDOW, Path};
+pub(super) use start::StartRate;
+
+/// By what a connection knows how much to send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Congestion {
+    /// The rate at which the path delivers. Single losses don't count, as on long paths they
+    /// say nothing.
+    #[default]
+    Rate,
+    /// Losses, as TCP does.
+    Cubic,
+}
+
+/// Makes controllers that go by the path's rate.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct StartRate {
-    bytes_per_second: u64,
-}
+pub(super) struct ByRate(Limits);
 
-impl StartRate {
-    pub(super) fn mbit(rate: u32) -> Self {
-        Self {
-            bytes_per_second: u64::from(rate) * 1_000_000 / 8,
-        }
-    }
-
-    fn window(self, rtt: Duration) -> u64 {
-        let micros = u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX);
-        let bytes = self.bytes_per_second.saturating_mul(micros) / 1_000_000;
-        bytes.clamp(MIN_WINDOW, MAX_WINDOW)
-    }
-}
-
-impl ControllerFactory for StartRate {
-    fn build(self: Arc<Self>, now: Instant, mtu: u16) -> Box<dyn Controller> {
-        Box::new(Started {
-            start: Some(*self),
-            mtu,
-            cubic: cubic(MIN_WINDOW, now, mtu),
+impl ByRate {
+    /// Rates in Mbit/s: what a path is sent at first, and what no path is sent more than.
+    pub(super) fn mbit(start: u32, most: u32) -> Self {
+        let most = bytes_per_second(most);
+        Self(Limits {
+            start: bytes_per_second(start).min(most),
+            most,
         })
     }
 }
 
-fn cubic(window: u64, now: Instant, mtu: u16) -> Cubic {
-    let mut config = CubicConfig::default();
-    config.initial_window(window);
-    Cubic::new(Arc::new(config), now, mtu)
+fn bytes_per_second(mbit: u32) -> u64 {
+    u64::from(mbit) * 1_000_000 / 8
 }
 
-/// CUBIC, begun anew at the first round-trip time.
-#[derive(Clone, Debug)]
-struct Started {
-    /// Taken by the first acknowledgement, or by a loss before it.
-    start: Option<StartRate>,
-    mtu: u16,
-    cubic: Cubic,
-}
-
-impl Controller for Started {
-    fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
-        self.cubic.on_sent(now, bytes, last_packet_number);
+impl ControllerFactory for ByRate {
+    fn build(self: Arc<Self>, now: Instant, _mtu: u16) -> Box<dyn Controller> {
+        Box::new(Rated(Path::new(self.0, now)))
     }
+}
 
+/// What quinn asks, answered by what is known of the path.
+#[derive(Clone, Debug)]
+struct Rated(Path);
+
+impl Controller for Rated {
     fn on_ack(
         &mut self,
         now: Instant,
         sent: Instant,
         bytes: u64,
         app_limited: bool,
-        rtt: &RttEstimator,
+        _rtt: &RttEstimator,
     ) {
-        if let Some(start) = self.start.take() {
-            self.cubic = cubic(start.window(rtt.get()), now, self.mtu);
-        }
-        self.cubic.on_ack(now, sent, bytes, app_limited, rtt);
-    }
-
-    fn on_end_acks(
-        &mut self,
-        now: Instant,
-        in_flight: u64,
-        app_limited: bool,
-        largest_packet_num_acked: Option<u64>,
-    ) {
-        self.cubic
-            .on_end_acks(now, in_flight, app_limited, largest_packet_num_acked);
+        self.0.handle_acknowledged(bytes, sent, app_limited, now);
     }
 
     fn on_congestion_event(
         &mut self,
         now: Instant,
-        sent: Instant,
+        _sent: Instant,
         is_persistent_congestion: bool,
         lost_bytes: u64,
     ) {
-        self.start = None;
-        self.cubic
-            .on_congestion_event(now, sent, is_persistent_congestion, lost_bytes);
+        self.0
+            .handle_lost(lost_bytes, is_persistent_congestion, now);
     }
 
-    fn on_mtu_update(&mut self, new_mtu: u16) {
-        self.mtu = new_mtu;
-        self.cubic.on_mtu_update(new_mtu);
-    }
+    fn on_mtu_update(&mut self, _new_mtu: u16) {}
 
     fn window(&self) -> u64 {
-        self.cubic.window()
+        self.0.window()
     }
 
     fn metrics(&self) -> ControllerMetrics {
-        self.cubic.metrics()
+        let mut metrics = ControllerMetrics::default();
+        metrics.congestion_window = self.0.window();
+        metrics
     }
 
     fn clone_box(&self) -> Box<dyn Controller> {
@@ -124,40 +98,10 @@ impl Controller for Started {
     }
 
     fn initial_window(&self) -> u64 {
-        self.cubic.initial_window()
+        MIN_WINDOW
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_window_is_rate_times_round_trip_within_bounds() {
-        let start = StartRate::mbit(80);
-
-        assert_eq!(start.window(Duration::from_millis(239)), 2_390_000);
-        assert_eq!(start.window(Duration::from_millis(4)), 40_000);
-        assert_eq!(start.window(Duration::from_micros(100)), MIN_WINDOW);
-        assert_eq!(start.window(Duration::from_secs(9)), MAX_WINDOW);
-    }
-
-    #[test]
-    fn a_loss_before_the_first_round_trip_takes_the_start_away() {
-        let now = Instant::now();
-        let mut controller = Started {
-            start: Some(StartRate::mbit(80)),
-            mtu: 1200,
-            cubic: cubic(MIN_WINDOW, now, 1200),
-        };
-
-        controller.on_congestion_event(now, now, false, 1200);
-
-        assert!(controller.start.is_none());
-        assert!(controller.window() < MIN_WINDOW);
     }
 }

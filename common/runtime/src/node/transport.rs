@@ -7,15 +7,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::ConfigError;
 use kvgrid_certs::RoleKind;
 use quinn::{IdleTimeout, VarInt};
 use serde::{Deserialize, Serialize};
 
 use super::Protocol;
-use super::congestion::StartRate;
+use super::congestion::{ByRate, Congestion, StartRate};
 
 const KIB: u32 = 1024;
 const MIB: u32 = 1024 * KIB;
+/// Unread bytes of any stream: fewer than two times 1,024 packets, the holes that QUIC takes.
+const MOST_OF_A_STREAM: u32 = 2 * MIB;
 /// Streams that an edge may have open at a relay on a connection that is not for requests.
 const RELAY_STREAMS: u32 = 8;
 
@@ -32,6 +35,10 @@ pub struct TransportConfig {
     /// What a fresh connection sends at before it knows the path, in Mbit/s: about the link's
     /// rate divided by the number of sites. The window follows from it by the round-trip time.
     pub start_rate_mbit: u32,
+    /// What no connection sends faster than, in Mbit/s.
+    pub max_rate_mbit: u32,
+    /// By what a connection knows how much to send.
+    pub congestion: Congestion,
     /// Streams of requests that an edge may have open on one connection.
     pub request_streams: u32,
 }
@@ -43,8 +50,27 @@ impl Default for TransportConfig {
             mtu_discovery: true,
             socket_buffer_bytes: 4 << 20,
             start_rate_mbit: 80,
+            max_rate_mbit: 1_000,
+            congestion: Congestion::Rate,
             request_streams: 512,
         }
+    }
+}
+
+impl TransportConfig {
+    /// Itself, if its values make sense; else which doesn't.
+    pub fn checked(&self) -> Result<Self, ConfigError> {
+        let wrong = |key: &str, reason: &str| Err(ConfigError::key(key, &reason));
+        if self.start_rate_mbit == 0 {
+            return wrong("transport.start_rate_mbit", "at least 1 Mbit/s");
+        }
+        if self.max_rate_mbit < self.start_rate_mbit {
+            return wrong("transport.max_rate_mbit", "less than start_rate_mbit");
+        }
+        if self.request_streams == 0 {
+            return wrong("transport.request_streams", "at least 1 stream");
+        }
+        Ok(self.clone())
     }
 }
 
@@ -93,7 +119,7 @@ impl TransportConfig {
             // time, so that two lost in a row don't cost the connection and a resync.
             Protocol::View => (
                 Windows {
-                    stream: 2 * MIB,
+                    stream: MOST_OF_A_STREAM,
                     receive: 64 * MIB,
                     send: 8 * MIB,
                     bidi_streams: 0,
@@ -128,8 +154,9 @@ impl TransportConfig {
     /// A relay's end of a connection to an edge, whoever has dialled.
     fn relay(&self, bidi_streams: u32) -> quinn::TransportConfig {
         let windows = Windows {
-            // A prompt of a million tokens comes in one flight.
-            stream: 8 * MIB,
+            // A prompt of 500,000 tokens comes in one flight. QUIC's receiver ends a connection
+            // when a stream has a thousand holes; in so many bytes there is no room for them.
+            stream: MOST_OF_A_STREAM,
             receive: 64 * MIB,
             send: 64 * MIB,
             bidi_streams,
@@ -172,8 +199,17 @@ impl TransportConfig {
             .send_window(windows.send.into())
             .max_concurrent_bidi_streams(windows.bidi_streams.into())
             .max_concurrent_uni_streams(windows.uni_streams.into())
-            .enable_segmentation_offload(self.gso)
-            .congestion_controller_factory(Arc::new(StartRate::mbit(self.start_rate_mbit)));
+            .enable_segmentation_offload(self.gso);
+        match self.congestion {
+            Congestion::Rate => {
+                let controller = ByRate::mbit(self.start_rate_mbit, self.max_rate_mbit);
+                transport.congestion_controller_factory(Arc::new(controller))
+            }
+            Congestion::Cubic => {
+                let controller = StartRate::mbit(self.start_rate_mbit);
+                transport.congestion_controller_factory(Arc::new(controller))
+            }
+        };
         if !self.mtu_discovery {
             transport.mtu_discovery_config(None);
         }
