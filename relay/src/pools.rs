@@ -38,7 +38,7 @@ use mirrored::Mirrored;
 use resident::Resident;
 
 /// Entries worked on between two looks at the clock, about a millisecond's work.
-const STEP: usize = 2048;
+const STEP: usize = 1024;
 
 /// How a pool stands, for metrics and health.
 #[derive(Clone, Debug)]

@@ -20,6 +20,7 @@ use std::collections::VecDeque;
 use crate::block::ChainHash;
 use crate::event::{EngineHash, KvEvent, StoredBlock, Tier, WorkerKey};
 
+mod ahead;
 mod forest;
 mod lookup;
 mod published;
@@ -28,6 +29,7 @@ mod slab;
 mod tests;
 mod walk;
 
+use ahead::AHEAD;
 use forest::{Forest, Slot};
 use published::Published;
 use slab::Index;
@@ -125,7 +127,8 @@ enum Progress {
 
 /// What came of storing one block.
 enum Stored {
-    Yes,
+    /// In this entry, unless it was refused.
+    Yes(Option<Index>),
     /// The name's old meaning is being taken away first.
     Again,
     /// The rest of the run makes no sense.
@@ -137,8 +140,8 @@ impl Residency {
     pub fn new(config: ResidencyConfig) -> Self {
         Self {
             config,
-            forest: Forest::new(),
-            published: Published::new(),
+            forest: Forest::new(config.max_entries),
+            published: Published::new(config.max_entries),
             tasks: VecDeque::new(),
             walk: None,
             held: 0,
@@ -164,11 +167,13 @@ impl Residency {
 
     /// Works on at most `budget` entries, and says whether more work is left.
     pub fn step(&mut self, budget: usize) -> bool {
-        for _ in 0..budget {
+        let mut budget = budget;
+        while budget > 0 {
             if let Some(walk) = self.walk.take() {
+                budget -= 1;
                 self.advance(walk);
             } else if let Some(task) = self.tasks.pop_front() {
-                if let Progress::More(task) = self.work_on(task) {
+                if let Progress::More(task) = self.work_on(task, &mut budget) {
                     self.tasks.push_front(task);
                 }
             } else {
@@ -204,33 +209,47 @@ impl Residency {
         }
     }
 
-    fn work_on(&mut self, task: Task) -> Progress {
+    /// Does some of a task's work, one entry at least.
+    fn work_on(&mut self, task: Task, budget: &mut usize) -> Progress {
         match task {
             Task::Event {
                 worker,
                 event,
                 done,
-            } => self.work_on_event(worker, event, done),
+            } => self.work_on_event(worker, event, done, budget),
             Task::Drop(worker) => {
+                *budget -= 1;
                 self.begin_drop(worker);
                 Progress::Done
             }
-            Task::Sweep { slot, place } => self.sweep(slot, place),
+            Task::Sweep { slot, place } => {
+                *budget -= 1;
+                self.sweep(slot, place)
+            }
         }
     }
 
-    fn work_on_event(&mut self, worker: WorkerKey, event: KvEvent, done: usize) -> Progress {
+    fn work_on_event(
+        &mut self,
+        worker: WorkerKey,
+        event: KvEvent,
+        done: usize,
+        budget: &mut usize,
+    ) -> Progress {
         let next = match &event {
             KvEvent::Stored {
                 parent,
                 tier,
                 blocks,
-            } if *tier == self.config.tier => self.work_on_stored(worker, *parent, blocks, done),
+            } if *tier == self.config.tier => {
+                self.work_on_stored(worker, *parent, blocks, done, budget)
+            }
             KvEvent::Removed { tier, blocks } if *tier == self.config.tier => {
-                self.work_on_removed(worker, blocks, done)
+                self.work_on_removed(worker, blocks, done, budget)
             }
             KvEvent::Stored { .. } | KvEvent::Removed { .. } => None,
             KvEvent::Cleared => {
+                *budget -= 1;
                 self.begin_drop(worker);
                 None
             }
@@ -245,32 +264,58 @@ impl Residency {
         }
     }
 
-    /// Stores the next block of a run; returns how many are done while some are left.
+    /// Stores blocks of a run until a walk is due or the budget is spent; returns how many are
+    /// done while some are left.
     fn work_on_stored(
         &mut self,
         worker: WorkerKey,
         parent: Option<EngineHash>,
         blocks: &[StoredBlock],
-        done: usize,
+        mut done: usize,
+        budget: &mut usize,
     ) -> Option<usize> {
-        let block = *blocks.get(done)?;
+        if done >= blocks.len() {
+            return None;
+        }
         let Some(slot) = self.forest.slot_or_new(worker, self.config.max_workers) else {
             self.stats.refused += u64::try_from(blocks.len()).unwrap_or(u64::MAX);
             return None;
         };
-        let parent = match done.checked_sub(1) {
-            None => parent,
-            Some(before) => blocks.get(before).map(|block| block.engine),
-        };
-        match self.store(slot, parent, block) {
-            Stored::Yes => (done + 1 < blocks.len()).then_some(done + 1),
-            Stored::Again => Some(done),
-            Stored::Nonsense => None,
+        // The entry of the block before, if it is known already.
+        let mut above = None;
+        while let Some(block) = blocks.get(done) {
+            if *budget == 0 || self.walk.is_some() {
+                return Some(done);
+            }
+            let name = match done.checked_sub(1) {
+                None => parent,
+                Some(before) => blocks.get(before).map(|block| block.engine),
+            };
+            let known = above.or_else(|| self.forest.find(slot, name?));
+            if done.is_multiple_of(AHEAD) {
+                self.fetch_stored(slot, (name, known), &blocks[done..]);
+            }
+            *budget -= 1;
+            match self.store(slot, (name, known), *block) {
+                Stored::Yes(index) => {
+                    above = index;
+                    done += 1;
+                }
+                Stored::Again => above = None,
+                Stored::Nonsense => return None,
+            }
         }
+        None
     }
 
-    fn store(&mut self, slot: Slot, parent: Option<EngineHash>, block: StoredBlock) -> Stored {
-        if parent == Some(block.engine) {
+    /// Stores a block below a parent: its name, and its entry if there is one.
+    fn store(
+        &mut self,
+        slot: Slot,
+        parent: (Option<EngineHash>, Option<Index>),
+        block: StoredBlock,
+    ) -> Stored {
+        if parent.0 == Some(block.engine) {
             self.stats.self_parents += 1;
             return Stored::Nonsense;
         }
@@ -278,19 +323,21 @@ impl Residency {
         if let Some(index) = known
             && self.forest.get(index).copies > 0
         {
-            return self.store_again(index, parent, block);
+            return self.store_again(index, parent.0, block);
         }
-        let Some((index, parent)) = self.places_for(slot, known, parent, block.engine) else {
+        let Some((index, parent)) = self.hold(slot, known, parent, block) else {
             self.stats.refused += 1;
-            return Stored::Yes;
+            return Stored::Yes(None);
         };
-        self.forest.embody(index, block.local, parent);
         self.held += 1;
         self.stats.copies += 1;
         if parent.is_none_or(|parent| self.forest.get(parent).chain.is_some()) {
-            self.walk = Some(Walk::new(Purpose::Publish, index));
+            match self.forest.get(index).child {
+                None => self.publish(index),
+                Some(_) => self.walk = Some(Walk::new(Purpose::Publish, index)),
+            }
         }
-        Stored::Yes
+        Stored::Yes(Some(index))
     }
 
     /// One more copy of a held block, unless the name now means something else.
@@ -313,18 +360,18 @@ impl Residency {
             self.forest.get_mut(index).copies = copies;
             self.stats.copies += 1;
         }
-        Stored::Yes
+        Stored::Yes(Some(index))
     }
 
-    /// Entries for a block and its parent, ghosts where there are none; `None` when full.
-    fn places_for(
+    /// Makes a held entry of a block, and a ghost of its parent if that has no entry; `None`
+    /// when full.
+    fn hold(
         &mut self,
         slot: Slot,
         known: Option<Index>,
-        parent: Option<EngineHash>,
-        engine: EngineHash,
+        (parent, known_parent): (Option<EngineHash>, Option<Index>),
+        block: StoredBlock,
     ) -> Option<(Index, Option<Index>)> {
-        let known_parent = parent.and_then(|parent| self.forest.find(slot, parent));
         let new_parent = parent.filter(|_| known_parent.is_none());
         let needed = usize::from(known.is_none()) + usize::from(new_parent.is_some());
         if self.forest.len() + needed > self.config.max_entries {
@@ -335,22 +382,43 @@ impl Residency {
             Some(parent) => Some(self.forest.insert_ghost(slot, parent)?),
         };
         let index = match known {
-            Some(index) => index,
-            None => self.forest.insert_ghost(slot, engine)?,
+            Some(index) => {
+                self.forest.embody(index, block.local, parent);
+                index
+            }
+            None => self.forest.insert(slot, block, parent)?,
         };
         Some((index, parent))
     }
 
-    /// Removes the next block of a list; returns how many are done while some are left.
+    /// Removes blocks of a list until a walk is due or the budget is spent; returns how many
+    /// are done while some are left.
     fn work_on_removed(
         &mut self,
         worker: WorkerKey,
         blocks: &[EngineHash],
-        done: usize,
+        mut done: usize,
+        budget: &mut usize,
     ) -> Option<usize> {
-        let engine = *blocks.get(done)?;
         let slot = self.forest.slot(worker);
-        let index = slot.and_then(|slot| self.forest.find(slot, engine));
+        while let Some(engine) = blocks.get(done) {
+            if *budget == 0 || self.walk.is_some() {
+                return Some(done);
+            }
+            if let Some(slot) = slot
+                && done.is_multiple_of(AHEAD)
+            {
+                self.fetch_removed(slot, &blocks[done..]);
+            }
+            *budget -= 1;
+            let index = slot.and_then(|slot| self.forest.find(slot, *engine));
+            self.remove(index);
+            done += 1;
+        }
+        None
+    }
+
+    fn remove(&mut self, index: Option<Index>) {
         match index.map(|index| (index, self.forest.get(index).copies)) {
             None | Some((_, 0)) => self.stats.unknown_removals += 1,
             Some((index, 1)) => self.take_away(index),
@@ -359,7 +427,6 @@ impl Residency {
                 self.stats.copies -= 1;
             }
         }
-        (done + 1 < blocks.len()).then_some(done + 1)
     }
 
     /// Ends the holding of a block, whatever hangs below it.

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use super::lookup::{Lookup, mixed};
 use super::slab::{Index, Slab, Vacant};
 use crate::block::BlockHash;
-use crate::event::{EngineHash, WorkerKey};
+use crate::event::{EngineHash, StoredBlock, WorkerKey};
 
 /// A worker's place in the forest.
 pub(super) type Slot = u16;
@@ -37,8 +37,12 @@ pub(super) struct Entry {
 const _: () = assert!(size_of::<Entry>() == 40, "memory budget of an entry");
 
 impl Vacant for Entry {
-    fn next_free(&mut self) -> &mut Option<Index> {
-        &mut self.next
+    fn next_free(&self) -> Option<Index> {
+        self.next
+    }
+
+    fn set_next_free(&mut self, next: Option<Index>) {
+        self.next = next;
     }
 }
 
@@ -58,10 +62,11 @@ pub(super) struct Forest {
 }
 
 impl Forest {
-    pub(super) fn new() -> Self {
+    /// An empty forest of at most so many entries.
+    pub(super) fn new(most: usize) -> Self {
         Self {
-            entries: Slab::new(),
-            names: Lookup::new(),
+            entries: Slab::new(most),
+            names: Lookup::new(most),
             workers: Vec::new(),
             slots: BTreeMap::new(),
         }
@@ -149,9 +154,14 @@ impl Forest {
         &mut self.entries[index]
     }
 
-    /// The ghost of this name, made if the name is unknown.
+    /// Looks at where an entry of this name would be found; what it gives means nothing.
+    pub(super) fn touch(&self, slot: Slot, engine: EngineHash) -> u32 {
+        self.names.touch(name(slot, engine))
+    }
+
+    /// A ghost of a name that has no entry.
     pub(super) fn insert_ghost(&mut self, slot: Slot, engine: EngineHash) -> Option<Index> {
-        let index = self.entries.insert(Entry {
+        self.add(Entry {
             engine,
             local: BlockHash(0),
             chain: None,
@@ -161,7 +171,33 @@ impl Forest {
             prev: None,
             worker: slot,
             copies: 0,
-        })?;
+        })
+    }
+
+    /// A held entry of a name that has none.
+    pub(super) fn insert(
+        &mut self,
+        slot: Slot,
+        block: StoredBlock,
+        parent: Option<Index>,
+    ) -> Option<Index> {
+        self.add(Entry {
+            engine: block.engine,
+            local: block.local,
+            chain: None,
+            parent,
+            child: None,
+            next: None,
+            prev: None,
+            worker: slot,
+            copies: 1,
+        })
+    }
+
+    /// `None` when all places are taken.
+    fn add(&mut self, entry: Entry) -> Option<Index> {
+        let (slot, engine) = (entry.worker, entry.engine);
+        let index = self.entries.insert(entry)?;
         let entries = &self.entries;
         self.names.insert(name(slot, engine), index, |index| {
             name(entries[index].worker, entries[index].engine)

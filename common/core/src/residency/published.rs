@@ -5,16 +5,24 @@ use super::lookup::{Lookup, mixed};
 use super::slab::{Index, Slab, Vacant};
 use crate::block::ChainHash;
 
+/// Packed, for a third of it would be padding. While the place is free, the hash is a link.
+#[derive(Clone, Copy)]
+#[repr(C, packed(4))]
 struct Chain {
     hash: ChainHash,
     /// Closed entries with this chain, over all workers; zero when the place is free.
     holders: u32,
-    next_free: Option<Index>,
 }
 
+const _: () = assert!(size_of::<Chain>() == 12, "memory budget of a chain");
+
 impl Vacant for Chain {
-    fn next_free(&mut self) -> &mut Option<Index> {
-        &mut self.next_free
+    fn next_free(&self) -> Option<Index> {
+        u32::try_from(self.hash.0).ok().and_then(Index::from_raw)
+    }
+
+    fn set_next_free(&mut self, next: Option<Index>) {
+        self.hash = ChainHash(next.map_or(0, |next| next.raw().into()));
     }
 }
 
@@ -26,10 +34,11 @@ pub(super) struct Published {
 }
 
 impl Published {
-    pub(super) fn new() -> Self {
+    /// An empty set that gets at most so many chains.
+    pub(super) fn new(most: usize) -> Self {
         Self {
-            chains: Slab::new(),
-            lookup: Lookup::new(),
+            chains: Slab::new(most),
+            lookup: Lookup::new(most),
             ops: Vec::new(),
         }
     }
@@ -54,19 +63,23 @@ impl Published {
             .map(|chain| chain.hash)
     }
 
+    /// Looks at where a chain would be found; what it gives means nothing.
+    pub(super) fn touch(&self, hash: ChainHash) -> u32 {
+        self.lookup.touch(mixed(hash.0))
+    }
+
     /// Counts one more holder; the first one publishes the chain.
     pub(super) fn acquire(&mut self, hash: ChainHash) -> Option<Index> {
         let key = mixed(hash.0);
         let chains = &self.chains;
-        if let Some(index) = self.lookup.find(key, |index| chains[index].hash == hash) {
+        if let Some(index) = self
+            .lookup
+            .find(key, |index| { chains[index].hash } == hash)
+        {
             self.chains[index].holders += 1;
             return Some(index);
         }
-        let index = self.chains.insert(Chain {
-            hash,
-            holders: 1,
-            next_free: None,
-        })?;
+        let index = self.chains.insert(Chain { hash, holders: 1 })?;
         let chains = &self.chains;
         self.lookup
             .insert(key, index, |index| mixed(chains[index].hash.0));

@@ -3,14 +3,28 @@
 use core::num::NonZeroU32;
 use core::ops;
 
-/// Values per chunk: large enough to be rare, small enough to be allocated without a stall.
-const CHUNK: usize = 4096;
+/// Values per chunk. The system gives memory page by page as it is used, so a large chunk
+/// takes no longer to get than a small one, and wastes less.
+const CHUNK: usize = 32_768;
 
 /// A place in a [`Slab`], four bytes even when optional.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Index(NonZeroU32);
 
 impl Index {
+    /// The place as a number above zero, and no larger than the most values of its slab.
+    pub(super) const fn raw(self) -> u32 {
+        self.0.get()
+    }
+
+    /// The place of such a number.
+    pub(super) const fn from_raw(raw: u32) -> Option<Self> {
+        match NonZeroU32::new(raw) {
+            Some(raw) => Some(Self(raw)),
+            None => None,
+        }
+    }
+
     fn new(position: usize) -> Option<Self> {
         let after = position.checked_add(1)?;
         u32::try_from(after)
@@ -27,7 +41,10 @@ impl Index {
 /// A value that has room for the link of the slab's free list while it is free.
 pub(super) trait Vacant {
     /// The link to the next free place.
-    fn next_free(&mut self) -> &mut Option<Index>;
+    fn next_free(&self) -> Option<Index>;
+
+    /// Makes the value a free place with this link.
+    fn set_next_free(&mut self, next: Option<Index>);
 }
 
 /// A chunked arena; freed places are used again, last freed first.
@@ -35,14 +52,17 @@ pub(super) struct Slab<T> {
     chunks: Vec<Vec<T>>,
     free: Option<Index>,
     live: usize,
+    most: usize,
 }
 
 impl<T: Vacant> Slab<T> {
-    pub(super) const fn new() -> Self {
+    /// An arena for at most so many values.
+    pub(super) const fn new(most: usize) -> Self {
         Self {
             chunks: Vec::new(),
             free: None,
             live: 0,
+            most,
         }
     }
 
@@ -62,11 +82,11 @@ impl<T: Vacant> Slab<T> {
         Index::new(place).filter(|_| place < self.places())
     }
 
-    /// Puts a value in; `None` when all 32-bit places are taken.
+    /// Puts a value in; `None` when all places are taken.
     pub(super) fn insert(&mut self, value: T) -> Option<Index> {
         let index = match self.free {
             Some(index) => {
-                self.free = self[index].next_free().take();
+                self.free = self[index].next_free();
                 self[index] = value;
                 index
             }
@@ -76,15 +96,16 @@ impl<T: Vacant> Slab<T> {
         Some(index)
     }
 
-    /// Frees a place; what lies there stays readable until it is used again.
+    /// Frees a place.
     pub(super) fn remove(&mut self, index: Index) {
         let free = self.free.replace(index);
-        *self[index].next_free() = free;
+        self[index].set_next_free(free);
         self.live -= 1;
     }
 
     fn push(&mut self, value: T) -> Option<Index> {
-        let index = Index::new(self.places())?;
+        let place = self.places();
+        let index = Index::new(place).filter(|_| place < self.most)?;
         match self.chunks.last_mut() {
             Some(chunk) if chunk.len() < CHUNK => chunk.push(value),
             _ => {
