@@ -5,12 +5,14 @@
 //! - [`socket::wrap`] stands between QUIC and its socket in a node of the same process, and
 //!   delays what the node sends.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use anyhow::Context as _;
 use kvgrid_runtime::Tasks;
 use kvgrid_sim::LinkConfig;
 use serde::{Deserialize, Serialize};
@@ -20,6 +22,7 @@ use crate::node::{Addresses, Daemon};
 mod forwarder;
 pub mod socket;
 
+use forwarder::Wires;
 pub use forwarder::{Forwarder, ForwarderConfig};
 
 /// Tokio's timers end on the millisecond after they are due; a packet that is due within
@@ -148,8 +151,14 @@ impl Daemon for Links {
     async fn start(config: LinksConfig) -> anyhow::Result<Self> {
         let tasks = Tasks::new();
         let mut forwarders = Vec::new();
+        let mut bottlenecks: BTreeMap<String, Wires> = BTreeMap::new();
         for link in config.links {
-            let forwarder = Forwarder::start(&link, &tasks)?;
+            let own = Wires::new(&link).with_context(|| format!("link {}", link.name))?;
+            let wires = match &link.bottleneck {
+                Some(name) => bottlenecks.entry(name.clone()).or_insert(own),
+                None => &own,
+            };
+            let forwarder = Forwarder::start_on(&link, wires, &tasks)?;
             forwarders.push((link.name, forwarder));
         }
         Ok(Self { forwarders, tasks })

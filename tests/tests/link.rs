@@ -45,6 +45,7 @@ async fn echo_behind(link: LinkProperties, tasks: &Tasks) -> Forwarder {
         target: server.local_addr().unwrap(),
         seed: 1,
         link,
+        bottleneck: None,
     };
     let token = tasks.token().clone();
     tasks.spawn("echo", async move {

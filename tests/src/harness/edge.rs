@@ -59,6 +59,7 @@ impl Edge {
                     target: *target,
                     seed: self.links.len() as u64,
                     link: link.clone(),
+                    bottleneck: None,
                 };
                 let link = Forwarder::start(&config, tasks)?;
                 self.links.insert(relay.clone(), link);
@@ -108,6 +109,7 @@ impl Edge {
             target: self.quic,
             seed: self.links.len() as u64,
             link: link.clone(),
+            bottleneck: None,
         };
         let link = Forwarder::start(&config, tasks)?;
         let address = link.address();

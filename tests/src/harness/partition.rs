@@ -54,6 +54,7 @@ impl Grid {
                 target: *target,
                 seed: partition.links.len() as u64,
                 link: LinkProperties::default(),
+                bottleneck: None,
             };
             let link = Forwarder::start(&config, &self.links)?;
             partition.links.insert(relay.clone(), link);

@@ -173,7 +173,7 @@ impl Drop for Process {
 }
 
 /// Where a node of this name says that it is ready.
-pub(super) fn ready_file(dir: &Path, name: &str) -> PathBuf {
+pub(crate) fn ready_file(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.ready"))
 }
 

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use anyhow::Context as _;
@@ -47,6 +48,9 @@ pub struct ForwarderConfig {
     /// What the link is like.
     #[serde(default)]
     pub link: LinkProperties,
+    /// Links of a process with the same name here share the first one's rate and buffer.
+    #[serde(default)]
+    pub bottleneck: Option<String>,
 }
 
 /// A running link between processes. It ends with its tasks.
@@ -59,28 +63,32 @@ pub struct Forwarder {
 impl Forwarder {
     /// Binds the client side and forwards from now on.
     pub fn start(config: &ForwarderConfig, tasks: &Tasks) -> anyhow::Result<Self> {
+        let wires = Wires::new(config).with_context(|| format!("link {}", config.name))?;
+        Self::start_on(config, &wires, tasks)
+    }
+
+    /// The same, on wires that others may use as well.
+    pub(super) fn start_on(
+        config: &ForwarderConfig,
+        wires: &Wires,
+        tasks: &Tasks,
+    ) -> anyhow::Result<Self> {
         let name = &config.name;
         let socket = bind(config.listen)
             .with_context(|| format!("link {name}: {} can't be bound", config.listen))?;
         let address = socket.local_addr()?;
-        let direction = |seed| {
-            let link = Link::new(config.link.model(), seed)?;
-            anyhow::Ok(Direction {
-                link,
-                line: DelayLine::new(IN_FLIGHT),
-            })
+        let direction = |wire: &Arc<Mutex<Link>>| Direction {
+            link: Arc::clone(wire),
+            line: DelayLine::new(IN_FLIGHT),
         };
-        let (up, down) = direction(config.seed)
-            .and_then(|up| Ok((up, direction(config.seed.wrapping_add(1))?)))
-            .with_context(|| format!("link {name}"))?;
         let switch = Switch::default();
         let mut driver = Driver {
             clock: Clock::start(),
             socket,
             target: config.target,
             flows: BTreeMap::new(),
-            up,
-            down,
+            up: direction(&wires.up),
+            down: direction(&wires.down),
             switch: switch.clone(),
             timer: Box::pin(tokio::time::sleep(TICK)),
             buffer: vec![0; PACKET],
@@ -104,9 +112,29 @@ impl Forwarder {
     }
 }
 
+/// What packets of one or more forwarders go through, each way.
+#[derive(Clone)]
+pub(super) struct Wires {
+    up: Arc<Mutex<Link>>,
+    down: Arc<Mutex<Link>>,
+}
+
+impl Wires {
+    pub(super) fn new(config: &ForwarderConfig) -> anyhow::Result<Self> {
+        let wire = |seed| {
+            let link = Link::new(config.link.model(), seed)?;
+            anyhow::Ok(Arc::new(Mutex::new(link)))
+        };
+        Ok(Self {
+            up: wire(config.seed)?,
+            down: wire(config.seed.wrapping_add(1))?,
+        })
+    }
+}
+
 /// One way through the link.
 struct Direction {
-    link: Link,
+    link: Arc<Mutex<Link>>,
     line: DelayLine<Packet>,
 }
 
@@ -135,8 +163,13 @@ struct Driver {
 
 impl Direction {
     fn handle_packet(&mut self, now: Instant, is_up: bool, client: SocketAddr, data: &[u8]) {
-        self.link.set_up(is_up);
-        if let Fate::Arrives(due) = self.link.handle_packet(now, data.len()) {
+        let fate = {
+            // The link is whole after every call, so a panic elsewhere can't spoil it.
+            let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+            link.set_up(is_up);
+            link.handle_packet(now, data.len())
+        };
+        if let Fate::Arrives(due) = fate {
             let packet = Packet {
                 client,
                 data: data.into(),
