@@ -11,10 +11,19 @@ use std::process::ExitCode;
 use clap::{Parser, ValueEnum};
 use kvgrid_runtime::args::EXIT_USAGE;
 
+mod cpu;
 mod eviction;
+mod fed;
 mod figure;
+mod ground;
 mod join;
+mod prompts;
+mod publisher;
 mod publishers;
+mod relay;
+mod replicate;
+mod resync;
+mod steady;
 
 /// What to measure.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -25,6 +34,14 @@ enum Bench {
     Eviction,
     /// What two thousand publishers cost a relay
     Publishers,
+    /// What a relay's state costs, in time and memory
+    Relay,
+    /// How fast an edge far away learns what a site has cached
+    Replicate,
+    /// How soon a new edge has a whole view of thirteen large sites
+    Resync,
+    /// What an edge spends on following sites that change all the time
+    Steady,
 }
 
 #[derive(Parser)]
@@ -59,6 +76,10 @@ pub fn run(arguments: Vec<OsString>, program: &Path) -> ExitCode {
         Bench::Join => join::run(options.quick, program),
         Bench::Publishers => publishers::run(options.quick, program),
         Bench::Eviction => eviction::run(options.quick),
+        Bench::Relay => relay::run(options.quick),
+        Bench::Replicate => replicate::run(options.quick, program),
+        Bench::Resync => resync::run(options.quick, program),
+        Bench::Steady => steady::run(options.quick, program),
     };
     match measured {
         Ok(()) => ExitCode::SUCCESS,

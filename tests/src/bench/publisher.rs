@@ -9,6 +9,9 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use zeromq::{PubSocket, Socket as _, SocketSend as _, ZmqMessage};
 
+use kvgrid_core::block::BlockHash;
+use kvgrid_core::event::{EngineHash, KvEvent, StoredBlock, Tier};
+
 use crate::harness::MODEL;
 
 pub(super) const NAMESPACE: &str = "bench";
@@ -18,7 +21,10 @@ const TOPIC: &str = "kv-events";
 pub(super) struct Publisher {
     id: u64,
     socket: PubSocket,
-    sequence: u64,
+    /// Messages that were published.
+    messages: u64,
+    /// Events of them.
+    events: u64,
 }
 
 #[derive(Serialize)]
@@ -58,8 +64,31 @@ struct Event {
 enum Data {
     Stored {
         parent_hash: Option<u64>,
-        blocks: [Block; 1],
+        blocks: Vec<Block>,
     },
+    Removed {
+        block_hashes: Vec<u64>,
+    },
+    Cleared {},
+}
+
+impl From<KvEvent> for Data {
+    fn from(event: KvEvent) -> Self {
+        let block = |block: StoredBlock| Block {
+            block_hash: block.engine.0,
+            tokens_hash: block.local.0,
+        };
+        match event {
+            KvEvent::Stored { parent, blocks, .. } => Self::Stored {
+                parent_hash: parent.map(|parent| parent.0),
+                blocks: blocks.into_iter().map(block).collect(),
+            },
+            KvEvent::Removed { blocks, .. } => Self::Removed {
+                block_hashes: blocks.into_iter().map(|block| block.0).collect(),
+            },
+            KvEvent::Cleared => Self::Cleared {},
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -69,45 +98,64 @@ struct Block {
 }
 
 impl Publisher {
-    /// Binds a socket and registers it; gives the entries written.
-    pub(super) async fn start(number: usize, discovery: &Path) -> Result<(Self, Vec<PathBuf>)> {
+    /// Binds a socket and registers it, as a worker's of so many blocks; gives the entries
+    /// written.
+    pub(super) async fn start(
+        number: usize,
+        blocks: u64,
+        discovery: &Path,
+    ) -> Result<(Self, Vec<PathBuf>)> {
         let mut socket = PubSocket::new();
         let endpoint = socket.bind("tcp://127.0.0.1:0").await?.to_string();
         // Unlike those of its own blocks, and none is 0.
         let id = number as u64 + 1;
-        let entries = register(id, &endpoint, discovery)?;
+        let entries = register(id, blocks, &endpoint, discovery)?;
         let publisher = Self {
             id,
             socket,
-            sequence: 0,
+            messages: 0,
+            events: 0,
         };
         Ok((publisher, entries))
     }
 
+    /// What others know it by.
+    pub(super) const fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The number of the next message; the first one's is 0.
+    pub(super) const fn next_message(&self) -> u64 {
+        self.messages
+    }
+
     /// Publishes one block that nobody has.
-    pub(super) async fn publish(&mut self) -> Result<()> {
-        let name = self.id << 32 | self.sequence;
-        let event = RouterEvent {
-            worker_id: self.id,
-            storage_tier: "device",
-            event: Event {
-                event_id: self.sequence + 1,
-                data: Data::Stored {
-                    parent_hash: None,
-                    blocks: [Block {
-                        block_hash: name,
-                        tokens_hash: name,
-                    }],
-                },
-                dp_rank: 0,
-            },
+    pub(super) async fn publish_block(&mut self) -> Result<()> {
+        let name = self.id << 32 | self.messages;
+        let block = StoredBlock {
+            engine: EngineHash(name),
+            local: BlockHash(name),
         };
+        self.publish(vec![KvEvent::Stored {
+            parent: None,
+            tier: Tier::Device,
+            blocks: vec![block],
+        }])
+        .await
+    }
+
+    /// Publishes events in one message.
+    pub(super) async fn publish(&mut self, events: Vec<KvEvent>) -> Result<()> {
+        let events: Vec<_> = events
+            .into_iter()
+            .map(|event| self.numbered(event))
+            .collect();
         let envelope = Envelope {
             publisher_id: self.id,
-            sequence: self.sequence,
+            sequence: self.messages,
             published_at: 0,
             topic: TOPIC,
-            payload: Binary(rmp_serde::to_vec_named(&[event])?),
+            payload: Binary(rmp_serde::to_vec_named(&events)?),
         };
         let envelope = rmp_serde::to_vec_named(&envelope)?;
         let mut body = vec![1];
@@ -115,15 +163,28 @@ impl Publisher {
         body.extend(envelope);
         let mut message = ZmqMessage::from(Bytes::from_static(TOPIC.as_bytes()));
         message.push_back(Bytes::copy_from_slice(&self.id.to_be_bytes()));
-        message.push_back(Bytes::copy_from_slice(&self.sequence.to_be_bytes()));
+        message.push_back(Bytes::copy_from_slice(&self.messages.to_be_bytes()));
         message.push_back(body.into());
         self.socket.send(message).await?;
-        self.sequence += 1;
+        self.messages += 1;
         Ok(())
+    }
+
+    fn numbered(&mut self, event: KvEvent) -> RouterEvent {
+        self.events += 1;
+        RouterEvent {
+            worker_id: self.id,
+            storage_tier: "device",
+            event: Event {
+                event_id: self.events,
+                data: event.into(),
+                dp_rank: 0,
+            },
+        }
     }
 }
 
-fn register(id: u64, endpoint: &str, discovery: &Path) -> Result<Vec<PathBuf>> {
+fn register(id: u64, blocks: u64, endpoint: &str, discovery: &Path) -> Result<Vec<PathBuf>> {
     let place = json!({"namespace": NAMESPACE, "component": "backend", "name": "generate"});
     let scope = json!({"kind": "endpoint", "endpoint": place});
     let records: [(&str, Value); 3] = [
@@ -133,7 +194,11 @@ fn register(id: u64, endpoint: &str, discovery: &Path) -> Result<Vec<PathBuf>> {
                 "type": "Model",
                 "namespace": NAMESPACE, "component": "backend", "endpoint": "generate",
                 "instance_id": id,
-                "card_json": {"display_name": MODEL, "kv_cache_block_size": 16},
+                "card_json": {
+                    "display_name": MODEL,
+                    "kv_cache_block_size": 16,
+                    "runtime_config": {"total_kv_blocks": blocks},
+                },
             }),
         ),
         (
