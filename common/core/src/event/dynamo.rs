@@ -1,5 +1,5 @@
 //! Decodes what Dynamo's event plane carries: the envelope that every transport uses, and the
-//! payloads of two of its topics, `kv-events` and `kv_metrics`.
+//! payloads of three of its topics, `kv-events`, `kv_metrics` and `forward-pass-metrics`.
 //!
 //! Unlike raw engine events these name blocks by two hashes, of which the second is already
 //! Dynamo's own, salt and adapter included: nothing is computed here. Events count up per rank,
@@ -11,11 +11,13 @@ use super::{EngineHash, KvEvent, Refusal, Refusals, StoredBlock, Tier};
 use crate::block::BlockHash;
 
 mod envelope;
+mod step;
 #[cfg(test)]
 mod tests;
 
 pub use super::msgpack::Malformed as DecodeError;
 pub use envelope::{Envelope, EnvelopeError};
+pub use step::{FORWARD_PASS_METRICS, Step, step};
 
 /// The topic of changes to what workers have cached.
 pub const KV_EVENTS: &str = "kv-events";

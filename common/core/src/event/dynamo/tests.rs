@@ -23,6 +23,8 @@ const EVICTIONS: [&[u8]; 13] = [
     include_bytes!("fixtures/evictions_12.bin"),
 ];
 const DYNAMO_1_3: &[u8] = include_bytes!("fixtures/dynamo_1_3.bin");
+/// What a rank said that computes four requests at once while six waited.
+const STEP: &[u8] = include_bytes!("fixtures/step.bin");
 const METRICS: &[u8] = include_bytes!("fixtures/kv_metrics.bin");
 /// A router's message, from Dynamo 1.3.1.
 const METRICS_1_3: &[u8] = include_bytes!("fixtures/kv_metrics_1_3.bin");
@@ -135,6 +137,50 @@ fn use_is_the_workers_word_alone() {
 
     assert_eq!((worker.rank, worker.used_blocks), (0, Some(5)));
     assert_eq!(router.used_blocks, None);
+}
+
+#[test]
+fn a_step_says_what_is_computed_and_what_waits() {
+    let step = step(envelope(STEP).payload).unwrap();
+
+    assert_eq!((step.worker, step.rank), (6_539_705_089_485_933_447, 0));
+    assert_eq!((step.running, step.waiting), (4, 6));
+    assert_eq!(step.waiting_tokens, 6307);
+}
+
+#[test]
+fn a_step_that_leaves_something_out_or_is_of_another_form_is_none() {
+    let requests = json!({"num_prefill_requests": 1, "num_decode_requests": 2,
+        "sum_prefill_tokens": 3});
+    let whole = json!({"version": 1, "worker_id": "7", "dp_rank": 1,
+        "scheduled_requests": requests, "queued_requests": requests});
+    let read = |value: &Value| step(&rmp_serde::to_vec_named(value).unwrap());
+    let with = |name: &str, value: Value| {
+        let mut changed = whole.clone();
+        changed[name] = value;
+        changed
+    };
+
+    assert_eq!(read(&whole).unwrap().running, 3);
+    assert_eq!(read(&with("worker_id", json!(7))), read(&whole));
+    for name in [
+        "worker_id",
+        "dp_rank",
+        "scheduled_requests",
+        "queued_requests",
+    ] {
+        let mut lacking = whole.clone();
+        lacking.as_object_mut().unwrap().remove(name);
+        assert!(read(&lacking).is_err(), "{name}");
+    }
+    for (name, odd) in [
+        ("version", json!(2)),
+        ("worker_id", json!("seven")),
+        ("dp_rank", json!(-1)),
+        ("queued_requests", json!({"num_prefill_requests": 1})),
+    ] {
+        assert!(read(&with(name, odd)).is_err(), "{name}");
+    }
 }
 
 #[test]
@@ -290,6 +336,7 @@ proptest! {
         let _ = Envelope::from_message(&bytes);
         let _ = kv_events(&bytes);
         let _ = kv_use(&bytes);
+        let _ = step(&bytes);
     }
 
     /// Damage that keeps most of a message intact comes further in than random bytes do.
