@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use http_body::{Body, Frame};
 use kvgrid_core::SiteId;
@@ -14,10 +14,10 @@ use tokio::sync::OwnedSemaphorePermit;
 use tracing::warn;
 
 use super::body::ApiBody;
-use super::error::ApiError;
+use super::error::{ApiError, RETRY_AFTER_SECONDS};
 use super::events::EventStream;
 use super::headers;
-use super::tries::Begun;
+use super::tries::{Begun, is_own_word};
 use super::usage::UsageReader;
 use crate::metrics::{InFlight, Metrics};
 use crate::route::Dispatch;
@@ -79,6 +79,10 @@ impl<B> Begun<B> {
             passed_on
                 .entry(CACHE_CONTROL)
                 .or_insert(HeaderValue::from_static("no-cache"));
+        }
+        if is_own_word(self.head.status) {
+            let wait = HeaderValue::from(RETRY_AFTER_SECONDS);
+            passed_on.entry(RETRY_AFTER).or_insert(wait);
         }
         if explain {
             self.explain(&mut passed_on);

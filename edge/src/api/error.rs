@@ -64,7 +64,7 @@ pub(crate) enum ApiError {
 }
 
 /// How long a client is asked to wait before it tries again.
-const RETRY_AFTER_SECONDS: u16 = 1;
+pub(super) const RETRY_AFTER_SECONDS: u16 = 1;
 
 #[derive(Serialize)]
 struct Envelope<'a> {

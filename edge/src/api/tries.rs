@@ -2,7 +2,8 @@
 //!
 //! Until the first byte of an answer has come, nothing was told to the client, and another
 //! site can be asked instead: when a site can't be reached, breaks off, says that it is
-//! overloaded or down, or doesn't have the model after all. Each relay is asked once, at most
+//! overloaded or down, or doesn't have the model after all. If no other takes it either, the
+//! client gets what the last of those said that were overloaded or down. Each relay is asked once, at most
 //! two of a site, and no other of it where the answer holds for the whole site. A site that only takes its
 //! time is not replaced: the next one would be asked to do the same work while the first one
 //! goes on with it.
@@ -49,9 +50,16 @@ pub(super) struct Begun<B> {
     pub(super) body: B,
 }
 
+/// A site that gave no answer worth passing on, unless no other gives one.
+struct PassedOver<B> {
+    site: SiteId,
+    why: SendError,
+    /// What it said itself of why not.
+    own: Option<Begun<B>>,
+}
+
 /// What is to be told when no site is left.
-#[derive(Default)]
-struct Tried {
+struct Tried<B> {
     /// Sites that are not asked again.
     sites: Vec<SiteId>,
     /// How often each site was asked.
@@ -60,6 +68,8 @@ struct Tried {
     last: Option<SendError>,
     /// What all failures had in common, if anything.
     common: Option<FailureKind>,
+    /// The last answer of a site that said that it is overloaded or down.
+    own: Option<Begun<B>>,
 }
 
 impl<S: Sites> Api<S> {
@@ -72,7 +82,7 @@ impl<S: Sites> Api<S> {
     ) -> Result<Begun<S::Body>, ApiError> {
         let shared = &self.0;
         let passed_on = headers::to_site(&head.headers);
-        let mut tried = Tried::default();
+        let mut tried = Tried::new();
         loop {
             let decision = shared
                 .router
@@ -80,10 +90,10 @@ impl<S: Sites> Api<S> {
             let explained = shared.config.explain.then(|| explain(&decision, &asked));
             let choice = match decision.outcome {
                 Ok(choice) => choice,
-                Err(refusal) => return Err(tried.refused(refusal, &decision, &asked)),
+                Err(refusal) => return tried.refused(refusal, &decision, &asked),
             };
             if !tried.may_ask(&choice.site, shared.config.sites) {
-                return Err(tried.exhausted(&asked));
+                return tried.exhausted(&asked);
             }
             tried.relays.push(choice.relay.clone());
             let model = asked.input.model.id();
@@ -103,25 +113,29 @@ impl<S: Sites> Api<S> {
                 overlap_tokens: choice.overlap_tokens,
                 body: body.clone(),
             };
+            let complete = asked.input.complete;
+            let told = |begun: Begun<S::Body>| Begun {
+                prompt_tokens: begun.prompt_tokens.filter(|_| complete),
+                decision: explained,
+                ..begun
+            };
             match self.ask(choice, dispatch, request).await? {
-                Ok(begun) => {
-                    let prompt_tokens = begun.prompt_tokens.filter(|_| asked.input.complete);
-                    return Ok(Begun {
-                        prompt_tokens,
-                        decision: explained,
-                        ..begun
-                    });
-                }
-                Err((site, over)) => {
-                    shared.metrics.passed_over(&site, over.reason);
+                Ok(begun) => return Ok(told(begun)),
+                Err(over) => {
+                    let PassedOver { site, why, own } = over;
+                    shared.metrics.passed_over(&site, why.reason);
                     let SendError {
                         reason,
                         detail,
                         may_have_run,
                         ..
-                    } = &over;
+                    } = &why;
                     warn!(%site, reason, detail, may_have_run, "Site passed over");
-                    tried.note(site, over);
+                    tried.note(PassedOver {
+                        site,
+                        why,
+                        own: own.map(told),
+                    });
                 }
             }
         }
@@ -133,51 +147,69 @@ impl<S: Sites> Api<S> {
         choice: Choice,
         mut dispatch: Dispatch,
         request: SiteRequest,
-    ) -> Result<Result<Begun<S::Body>, (SiteId, SendError)>, ApiError> {
+    ) -> Result<Result<Begun<S::Body>, PassedOver<S::Body>>, ApiError> {
         let begin = begin(&self.0.sites, &choice, request);
-        match tokio::time::timeout(self.0.config.answer_timeout, begin).await {
-            Ok(Ok((head, first, body))) => {
+        let answered = tokio::time::timeout(self.0.config.answer_timeout, begin).await;
+        let Ok(answered) = answered else {
+            dispatch.failed();
+            warn!(site = %choice.site, "Site did not answer in time");
+            return Err(ApiError::Timeout);
+        };
+        let (head, first, body) = match answered {
+            Ok(answer) => answer,
+            Err(why) => {
+                if why.kind == FailureKind::Fault {
+                    dispatch.failed();
+                }
+                let site = choice.site;
+                let own = None;
+                return Ok(Err(PassedOver { site, why, own }));
+            }
+        };
+        let why = unwanted(head.status);
+        match &why {
+            None => {
                 dispatch.first_byte();
                 if head.status.is_success() {
                     dispatch.computed();
                 }
                 dispatch.succeeded();
-                Ok(Ok(Begun {
-                    prompt_tokens: choice.prompt_tokens,
-                    decision: None,
-                    choice,
-                    dispatch,
-                    head,
-                    first,
-                    body,
-                }))
             }
-            Ok(Err(over)) => {
-                if over.kind == FailureKind::Fault {
-                    dispatch.failed();
-                }
-                Ok(Err((choice.site, over)))
-            }
-            Err(_) => {
-                dispatch.failed();
-                warn!(site = %choice.site, "Site did not answer in time");
-                Err(ApiError::Timeout)
-            }
+            Some(why) if why.kind == FailureKind::Fault => dispatch.failed(),
+            Some(_) => {}
         }
+        let site = choice.site.clone();
+        let begun = Begun {
+            prompt_tokens: choice.prompt_tokens,
+            decision: None,
+            choice,
+            dispatch,
+            head,
+            first,
+            body,
+        };
+        Ok(match why {
+            None => Ok(begun),
+            Some(why) => {
+                let own = is_own_word(begun.head.status).then_some(begun);
+                Err(PassedOver { site, why, own })
+            }
+        })
     }
 }
 
-/// Sends a request and waits for the first bytes of an answer worth passing on.
+/// Sends a request and waits for the first bytes of an answer.
 async fn begin<S: Sites>(
     sites: &S,
     choice: &Choice,
     request: SiteRequest,
 ) -> Result<(AnswerHead, Option<Bytes>, S::Body), SendError> {
     let answer = sites.send(&choice.relay, request).await?;
-    if let Some(over) = unwanted(answer.status()) {
-        return Err(over);
-    }
     let (head, mut body) = answer.into_parts();
+    if unwanted(head.status).is_some() {
+        // What it says besides is only of use if no other site has an answer.
+        return Ok((head, None, body));
+    }
     while let Some(frame) = body.frame().await {
         match frame.map(http_body::Frame::into_data) {
             Ok(Ok(bytes)) if bytes.is_empty() => {}
@@ -216,13 +248,36 @@ fn unwanted(status: StatusCode) -> Option<SendError> {
     })
 }
 
-impl Tried {
+/// Whether a site's answer with this status is its own word that it takes nothing now; others
+/// come from what stands between it and its relay.
+pub(super) fn is_own_word(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 503 | OVERLOADED)
+}
+
+impl<B> Tried<B> {
+    const fn new() -> Self {
+        Self {
+            sites: Vec::new(),
+            asked: BTreeMap::new(),
+            relays: Vec::new(),
+            last: None,
+            common: None,
+            own: None,
+        }
+    }
+
     /// Whether the site is among the first so many.
     fn may_ask(&self, site: &SiteId, sites: usize) -> bool {
         self.asked.contains_key(site) || self.asked.len() < sites
     }
 
-    fn note(&mut self, site: SiteId, over: SendError) {
+    fn note(&mut self, over: PassedOver<B>) {
+        let PassedOver {
+            site,
+            why: over,
+            own,
+        } = over;
+        self.own = own.or(self.own.take());
         let asked = self.asked.entry(site.clone()).or_default();
         *asked += 1;
         let enough = *asked >= RELAYS_OF_SITE;
@@ -241,30 +296,39 @@ impl Tried {
     }
 
     /// No site is left to be asked, or none was to begin with.
-    fn refused(&self, refusal: Refusal, decision: &Decision, asked: &Asked) -> ApiError {
+    fn refused(
+        self,
+        refusal: Refusal,
+        decision: &Decision,
+        asked: &Asked,
+    ) -> Result<Begun<B>, ApiError> {
         if self.last.is_some() {
             return self.exhausted(asked);
         }
         debug!(%decision, "No site for the request");
-        match refusal {
+        Err(match refusal {
             Refusal::UnknownModel => ApiError::UnknownModel(asked.input.model.to_string()),
             Refusal::TooLong { limit } => ApiError::TooLong { limit },
             Refusal::Unavailable => ApiError::Unavailable(refusal.to_string()),
-        }
+        })
     }
 
-    fn exhausted(&self, asked: &Asked) -> ApiError {
+    fn exhausted(self, asked: &Asked) -> Result<Begun<B>, ApiError> {
+        if let Some(own) = self.own {
+            return Ok(own);
+        }
         let Some(last) = &self.last else {
-            return ApiError::Unavailable("every site is being tried out by another".into());
+            let reason = "every site is being tried out by another";
+            return Err(ApiError::Unavailable(reason.into()));
         };
-        match self.common {
+        Err(match self.common {
             Some(FailureKind::LacksModel) => ApiError::UnknownModel(asked.input.model.to_string()),
             Some(FailureKind::TooLarge) => ApiError::TooLargeForSites,
             Some(FailureKind::Fault | FailureKind::Refusal | FailureKind::RelayRefusal) | None => {
                 let asked = count(self.relays.len());
                 ApiError::Unavailable(format!("{asked} asked, the last one: {}", last.reason))
             }
-        }
+        })
     }
 }
 

@@ -50,7 +50,7 @@ async fn what_one_relay_can_not_take_another_of_its_site_may() {
 
 #[tokio::test]
 async fn each_site_is_asked_once_and_then_the_client_is_told_to_come_back() {
-    let edge = Edge::with(vec![("fra", says(503, "x")), ("iad", Play::Unreached)]);
+    let edge = Edge::with(vec![("fra", says(502, "x")), ("iad", Play::Unreached)]);
 
     let answer = edge.send(chat()).await;
 
@@ -60,6 +60,25 @@ async fn each_site_is_asked_once_and_then_the_client_is_told_to_come_back() {
     assert_eq!(error["code"], "no_site_available");
     assert_eq!(error["type"], "server_error");
     assert_eq!(edge.asked(), ["fra", "iad"]);
+}
+
+#[tokio::test]
+async fn when_all_sites_are_busy_the_client_gets_the_last_ones_own_words() {
+    let both = vec![
+        ("fra", says(529, "fra is full")),
+        ("iad", says(503, "later")),
+    ];
+    let first = vec![("fra", says(529, "fra is full")), ("iad", Play::Unreached)];
+    for (plays, status, words) in [(both, 503, "later"), (first, 529, "fra is full")] {
+        let edge = Edge::with(plays);
+
+        let answer = edge.send(chat()).await;
+
+        assert_eq!(answer.status, status);
+        assert_eq!(answer.body, words);
+        assert_eq!(answer.header("retry-after"), Some("1"));
+        assert_eq!(edge.asked(), ["fra", "iad"]);
+    }
 }
 
 #[tokio::test]
