@@ -108,6 +108,10 @@ pub(crate) struct PolicyTable {
     pub(crate) labels: Vec<String>,
     /// Prefill time per token where a site has not measured its own.
     pub(crate) prefill_ms_per_token: f64,
+    /// How long a request keeps its place from its first token on, where a site has not measured
+    /// it.
+    #[serde(with = "humantime_serde")]
+    pub(crate) serving: Duration,
     /// Width of the band in which the deepest overlap wins, as a share of the least cost.
     pub(crate) band_share: f64,
     /// Least width of that band.

@@ -18,11 +18,13 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 pub(crate) use cards::CardMetrics;
+pub(crate) use load::SiteLoads;
 use parity::ParityMetrics;
 pub(crate) use unmatched::Unmatched;
 
 mod cards;
 mod grid;
+mod load;
 mod parity;
 mod unmatched;
 

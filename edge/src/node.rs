@@ -26,7 +26,7 @@ use crate::admin;
 use crate::api::{Api, ApiConfig, ApiParts};
 use crate::config::Config;
 use crate::forward::Forwarder;
-use crate::metrics::{CardMetrics, Metrics, Unmatched};
+use crate::metrics::{CardMetrics, Metrics, SiteLoads, Unmatched};
 use crate::route::{Router, RouterConfig};
 use crate::subscribe::{self, SubscribeConfig};
 
@@ -205,6 +205,7 @@ fn start(
         metrics.clone(),
     );
     registry.register_collector(Box::new(Unmatched(router.clone())));
+    registry.register_collector(Box::new(SiteLoads(router.clone())));
     let (expiry, stop) = (router.clone().expire(), tasks.token().clone());
     tasks.spawn_vital("expire predictions", async move {
         stop.run_until_cancelled(expiry).await;

@@ -14,11 +14,12 @@ use arc_swap::{ArcSwap, Guard};
 use kvgrid_core::Instant;
 use kvgrid_core::id::{ModelName, RelayId, SiteId};
 use kvgrid_core::label::SiteRules;
+use kvgrid_core::load::ModelLoad;
 use kvgrid_core::parity::{Kind, Parity};
 use kvgrid_core::routing::{
     Breakers, Chains, Choice, Decision, Inflight, Local, Policy, RouteRequest, decide,
 };
-use kvgrid_core::view::GridView;
+use kvgrid_core::view::{GridView, SiteView};
 use kvgrid_runtime::Clock;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -217,6 +218,13 @@ impl Router {
     /// The time that ages in the view are measured by.
     pub(crate) fn now(&self) -> Instant {
         self.0.clock.now()
+    }
+
+    /// A site's load of its models, as far as it isn't too old to count.
+    pub(crate) fn fresh_load(&self, site: &SiteView) -> Vec<ModelLoad> {
+        let (now, stale_after) = (self.now(), self.0.policy.load_stale_after);
+        let models = site.load.models.iter();
+        models.map(|load| load.fresh(now, stale_after)).collect()
     }
 
     /// A generator of this decision's own, so that decisions share no lock for their luck.

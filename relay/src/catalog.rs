@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::card::CardReport;
 use crate::frontend::Served;
-use crate::load::EngineReport;
+use crate::load::Pages;
 use crate::publish::Catalog;
 
 /// The models that the configuration names.
@@ -59,15 +59,15 @@ pub(crate) async fn tell(
     offer: Offer,
     cards: watch::Receiver<CardReport>,
     served: watch::Receiver<Served>,
-    engines: watch::Receiver<Arc<EngineReport>>,
+    pages: watch::Receiver<Arc<Pages>>,
     catalog: watch::Sender<Arc<Catalog>>,
 ) {
-    let (mut cards, mut served, mut engines) = (cards, served, engines);
+    let (mut cards, mut served, mut pages) = (cards, served, pages);
     loop {
         let now = {
-            let kv_blocks = engines.borrow_and_update();
+            let kv_blocks = pages.borrow_and_update().kv_blocks();
             let card = cards.borrow_and_update();
-            offer.catalog(&card, &served.borrow_and_update(), &kv_blocks.kv_blocks)
+            offer.catalog(&card, &served.borrow_and_update(), &kv_blocks)
         };
         catalog.send_if_modified(|told| {
             let changed = told.models != now.models;
@@ -79,7 +79,7 @@ pub(crate) async fn tell(
         // All arms may be dropped while they wait: what changed stays marked as unseen.
         let goes_on = tokio::select! {
             changed = served.changed() => changed.is_ok(),
-            changed = engines.changed() => changed.is_ok(),
+            changed = pages.changed() => changed.is_ok(),
             () = changes(&mut cards) => true,
         };
         if !goes_on {
@@ -168,11 +168,11 @@ mod tests {
     #[tokio::test]
     async fn a_card_that_nobody_changes_any_more_stays() {
         let (served_sender, served_now) = watch::channel(Served::default());
-        let (_engines, engines) = watch::channel(Arc::default());
+        let (_pages, pages) = watch::channel(Arc::default());
         let (catalog, mut told) = watch::channel(Arc::default());
         let (_, cards) = watch::channel(card(None));
         let mut tasks = tokio::task::JoinSet::new();
-        tasks.spawn(tell(offer(), cards, served_now, engines, catalog));
+        tasks.spawn(tell(offer(), cards, served_now, pages, catalog));
         told.changed().await.unwrap();
 
         served_sender.send_replace(served(&["carded"]));

@@ -302,6 +302,8 @@ pub(crate) struct LoadTable {
     /// How often they are read.
     #[serde(with = "humantime_serde")]
     pub(crate) interval: Duration,
+    /// Requests that each rank computes at once, where neither a card nor a page tells.
+    pub(crate) max_requests: Option<u32>,
 }
 
 impl Default for LoadTable {
@@ -309,6 +311,7 @@ impl Default for LoadTable {
         Self {
             urls: Vec::new(),
             interval: Duration::from_millis(500),
+            max_requests: None,
         }
     }
 }

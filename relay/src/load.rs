@@ -1,35 +1,70 @@
 //! The site's load, as this relay sees it: what engines say and what passes through.
 //!
-//! Engines' pages are scraped on an interval; requests are counted as they come and go. Both
-//! together are a [`LoadSample`], published when it changes, at most every 100 ms. The echo in
+//! Engines' pages are scraped on an interval, Dynamo's workers tell by themselves, and requests
+//! are counted as they come and go. All of it joined is a [`LoadSample`], published when it
+//! changes, at most every 100 ms. The echo in
 //! it is left 0: it differs per edge, and each edge's session fills it in from the [`Gateway`].
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvgrid_core::Instant;
-use kvgrid_core::load::LoadSample;
+use kvgrid_core::load::{EngineLoad, LoadSample};
+use kvgrid_core::{Instant, ModelId};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use gateway::{Gateway, GatewaySession, Ticket};
-pub(crate) use scrape::{EngineReport, Scraper};
+use crate::pools::PoolReport;
+use crate::sources::dynamo_events::Usage;
+pub(crate) use gateway::{Gateway, GatewaySession, Prompt, Ticket};
+use join::Known;
+pub(crate) use scrape::{Pages, Scraper};
 
 mod echo;
 mod engine;
 mod exposition;
 mod gateway;
+mod join;
 mod names;
 mod scrape;
 
 /// How often a changed load is told.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Joins scrapes and counts into samples until `stop`.
+/// Who tells how busy the engines are.
+pub(crate) struct Tellers {
+    /// Metrics pages.
+    pub(crate) pages: watch::Receiver<Arc<Pages>>,
+    /// What workers say of themselves, by their models.
+    pub(crate) usage: Vec<(ModelId, watch::Receiver<Usage>)>,
+    /// What they hold.
+    pub(crate) pools: watch::Receiver<Vec<PoolReport>>,
+    /// Requests that each rank computes at once, where nobody tells.
+    pub(crate) rank_requests: Option<u32>,
+}
+
+impl Tellers {
+    fn engines(&self, now: Instant) -> Vec<EngineLoad> {
+        let usage = |(model, usage): &(ModelId, watch::Receiver<Usage>)| {
+            let usage = usage.borrow().clone();
+            (*model, usage)
+        };
+        let usage: Vec<_> = self.usage.iter().map(usage).collect();
+        let (pages, pools) = (self.pages.borrow(), self.pools.borrow());
+        let known = Known {
+            pages: &pages.0,
+            usage: &usage,
+            pools: &pools,
+            rank_requests: self.rank_requests,
+        };
+        known.engines(now)
+    }
+}
+
+/// Joins what is told and what is counted into samples until `stop`.
 pub(crate) async fn publish_samples(
     gateway: Gateway,
-    engines: watch::Receiver<Arc<EngineReport>>,
+    tellers: Tellers,
     samples: watch::Sender<LoadSample>,
     clock: impl Fn() -> Instant,
     stop: CancellationToken,
@@ -40,7 +75,7 @@ pub(crate) async fn publish_samples(
         let now = clock();
         let sample = LoadSample {
             at: now,
-            engines: engines.borrow().engines.clone(),
+            engines: tellers.engines(now),
             gateway: gateway.load(now),
             echo: 0,
         };

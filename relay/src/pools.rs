@@ -7,6 +7,7 @@
 //! meanwhile.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,6 +50,8 @@ pub(crate) struct PoolReport {
     pub(crate) model: ModelName,
     /// Where they are kept.
     pub(crate) tier: Tier,
+    /// Tokens of its blocks, where all are of one size and that is known.
+    pub(crate) block_size: Option<NonZeroU32>,
     /// Counts of its residency.
     pub(crate) stats: ResidencyStats,
     /// How much it knows.

@@ -13,8 +13,9 @@ mod frontend;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Request, Response};
+use http::header::CONTENT_TYPE;
+use http::response::Parts;
+use http::{HeaderValue, Request, Response};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use kvgrid_core::ModelId;
@@ -28,7 +29,7 @@ use thiserror::Error;
 use tokio::sync::Semaphore;
 use tracing::{Instrument, debug, debug_span, info};
 
-use crate::load::{Gateway, GatewaySession, Ticket};
+use crate::load::{Gateway, GatewaySession, Prompt, Ticket};
 
 pub(crate) use admission::Allowed;
 pub(crate) use fault::Fault;
@@ -191,14 +192,19 @@ impl Exchange {
         let request = self.admit(head, body)?;
         debug!(method = %request.method(), uri = %request.uri(), "Request to the frontend");
         let answer = self.context.frontend.send(request).await;
-        relay_answer(answer.map_err(from_frontend)?, send, ticket).await
+        let clock = self.context.clock;
+        relay_answer(answer.map_err(from_frontend)?, send, (ticket, clock)).await
     }
 
     fn begin(&self, head: &RequestHead) -> Ticket {
         let uncached = head.prompt_tokens.saturating_sub(head.overlap_tokens);
+        let prompt = Prompt {
+            tokens: head.prompt_tokens.into(),
+            uncached: uncached.into(),
+        };
         let model = ModelId(head.model_id);
         let now = self.context.clock.now();
-        self.session.begin(head.number, model, uncached.into(), now)
+        self.session.begin(head.number, model, prompt, now)
     }
 
     /// Turns a head and a body into a request, if it is one that may pass.
@@ -249,10 +255,11 @@ async fn end(mut send: GuardedSend, ended: Ended) {
 async fn relay_answer(
     answer: Response<Incoming>,
     send: &mut GuardedSend,
-    mut ticket: Ticket,
+    (mut ticket, clock): (Ticket, Clock),
 ) -> Result<(), Ended> {
     let (mut parts, mut body) = answer.into_parts();
     strip_hop(&mut parts.headers);
+    let streamed = is_stream(&parts);
     let head = ResponseHead {
         status: parts.status.as_u16().into(),
         headers: to_wire(&parts.headers),
@@ -264,17 +271,24 @@ async fn relay_answer(
         let Ok(data) = frame.map_err(Ended::Answer)?.into_data() else {
             continue;
         };
-        pass(data, send, &mut ticket).await?;
+        if data.is_empty() {
+            continue;
+        }
+        ticket.first_byte();
+        if streamed {
+            ticket.streamed(clock.now());
+        }
+        send.write(data).await?;
     }
     Ok(())
 }
 
-async fn pass(data: Bytes, send: &mut GuardedSend, ticket: &mut Ticket) -> Result<(), Ended> {
-    if !data.is_empty() {
-        ticket.first_byte();
-        send.write(data).await?;
-    }
-    Ok(())
+/// Whether an answer comes as it is computed: one that comes at its end doesn't say how long
+/// that took.
+fn is_stream(parts: &Parts) -> bool {
+    let kind = parts.headers.get(CONTENT_TYPE);
+    let is_events = |kind: &HeaderValue| kind.as_bytes().starts_with(b"text/event-stream");
+    parts.status.is_success() && kind.is_some_and(is_events)
 }
 
 #[cfg(test)]

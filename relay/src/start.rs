@@ -29,7 +29,7 @@ use crate::edges::Dialler;
 use crate::frontend::{self, Served};
 use crate::gossip::{self, GenerationError, GenerationFile, Gossip, GossipConfig};
 use crate::leaving::Leaving;
-use crate::load::{self, EngineReport, Gateway, Scraper};
+use crate::load::{self, Gateway, Pages, Scraper, Tellers};
 use crate::metrics::{self, Readings};
 use crate::pools::{self, PoolReport};
 use crate::prepared::Prepared;
@@ -159,9 +159,9 @@ impl Relay {
         let sightings = self.watch_discovery();
         let (pools, usage) = self.follow_sources(&sightings);
         self.tell_facts(pools.clone());
-        let engines = self.watch_load(usage);
+        let pages = self.watch_load(usage, pools.clone());
         let cards = self.follow_card(&sightings);
-        self.tell_catalog(cards.subscribe(), served.clone(), engines);
+        self.tell_catalog(cards.subscribe(), served.clone(), pages);
         let readings = Readings {
             pools: pools.clone(),
             served: served.clone(),
@@ -237,38 +237,48 @@ impl Relay {
         cards
     }
 
-    fn watch_load(&self, usage: Usages) -> watch::Receiver<Arc<EngineReport>> {
-        let (sender, engines) = watch::channel(Arc::default());
+    fn watch_load(
+        &self,
+        usage: Usages,
+        pools: watch::Receiver<Vec<PoolReport>>,
+    ) -> watch::Receiver<Arc<Pages>> {
+        let (sender, pages) = watch::channel(Arc::default());
         let clock = self.clock;
-        let pages = self.prepared.config.load_pages.clone();
-        let scraper = Scraper::new(pages, self.prepared.config.file.load.interval, usage);
+        let load = &self.prepared.config.file.load;
+        let scraper = Scraper::new(self.prepared.config.load_pages.clone(), load.interval);
         let stop = self.tasks.token();
         self.spawn(
             "load scraper",
             scraper.run(move || clock.now(), sender, stop.clone()),
         );
+        let tellers = Tellers {
+            pages: pages.clone(),
+            usage,
+            pools,
+            rank_requests: load.max_requests,
+        };
         let samples = load::publish_samples(
             self.gateway.clone(),
-            engines.clone(),
+            tellers,
             self.hub.load().clone(),
             move || clock.now(),
             stop.clone(),
         );
         self.spawn("load reports", samples);
-        engines
+        pages
     }
 
     fn tell_catalog(
         &self,
         cards: watch::Receiver<CardReport>,
         served: watch::Receiver<Served>,
-        engines: watch::Receiver<Arc<EngineReport>>,
+        pages: watch::Receiver<Arc<Pages>>,
     ) {
         let offer = Offer {
             models: self.prepared.models(),
         };
         let catalog = self.hub.catalog().clone();
-        let telling = catalog::tell(offer, cards, served, engines, catalog);
+        let telling = catalog::tell(offer, cards, served, pages, catalog);
         self.spawn("catalog", telling);
     }
 

@@ -1,7 +1,9 @@
 //! A site's load: the parts relays report, and how they add up.
 //!
-//! - Engine parts are keyed (model, worker, rank). All relays of a site scrape the same
+//! - Engine parts are keyed (model, worker, rank). All relays of a site hear the same
 //!   engines, so of several reports of a key the freshest wins.
+//! - Where ranks don't tell, a frontend may tell of all of them at once. Such a part counts
+//!   only while no rank's own is about as fresh, for both are of the same requests.
 //! - Gateway parts count what passed through one relay. They are summed over relays.
 //! - Foreign load is what reached the engines past every relay: engines minus gateways, both
 //!   at the time of the scrape, for which the tracker keeps a short history of gateway parts.
@@ -10,6 +12,7 @@
 //! Each sample echoes the highest number of the receiving edge's requests that it includes,
 //! so that the edge adds its own younger ones exactly once.
 
+use core::num::NonZeroU32;
 use core::time::Duration;
 
 use crate::id::{ModelId, RelayId};
@@ -19,7 +22,19 @@ pub use tracker::{LoadError, LoadTracker};
 
 mod tracker;
 
-/// What one rank of one engine says of itself.
+/// Whose load a part is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Extent {
+    /// That of one rank.
+    Rank,
+    /// That of all ranks of the site, as far as it passes by who tells it: a frontend, say.
+    Site {
+        /// How many ranks these are, where that is known.
+        ranks: Option<NonZeroU32>,
+    },
+}
+
+/// What one rank of one engine says of itself, or somebody of all of a site's ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineLoad {
     /// The model it serves.
@@ -28,14 +43,19 @@ pub struct EngineLoad {
     pub worker: u64,
     /// The data-parallel rank within the worker.
     pub rank: u32,
-    /// When it was scraped.
+    /// Whether it is that rank's own load.
+    pub extent: Extent,
+    /// When it was true.
     pub at: Instant,
     /// Requests being computed.
     pub running: u32,
     /// Requests that wait for a place; where that is not told, some may stand among the running.
     pub waiting: Option<u32>,
-    /// Uncached prompt tokens of those that wait.
+    /// Prompt tokens of those that wait: whole prompts, for an engine looks up what is cached of
+    /// one when its turn comes.
     pub waiting_tokens: Option<u64>,
+    /// Requests that it computes at once, at least one.
+    pub max_requests: Option<u32>,
     /// Share of the KV cache that requests hold, 0 to 1.
     pub kv_use: Option<f32>,
     /// Share of the KV cache that is kept for reuse and gives way to requests, 0 to 1.
@@ -51,10 +71,15 @@ pub struct GatewayLoad {
     pub in_flight: u32,
     /// Uncached prompt tokens of requests that have had no first byte yet.
     pub queued_tokens: u64,
+    /// All prompt tokens of the same requests.
+    pub queued_prompt_tokens: u64,
     /// Requests a second, from all edges.
     pub arrivals_per_s: f32,
     /// Prefill speed the relay has fitted; absent until it has data.
     pub prefill_ms_per_token: Option<f32>,
+    /// How long requests are computed from the first byte of their answer on, in the mean;
+    /// absent until one has ended.
+    pub serving_ms: Option<f32>,
 }
 
 /// One relay's report.
@@ -104,14 +129,19 @@ pub struct ModelLoad {
 /// Engine parts of one model, summed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineSum {
-    /// Ranks heard of, at least one.
-    pub ranks: u32,
-    /// The oldest scrape in the sum.
+    /// Ranks that the sum is of, at least one; `None` where only a frontend tells, which doesn't
+    /// know.
+    pub ranks: Option<u32>,
+    /// The oldest part in the sum.
     pub at: Instant,
     /// Requests being computed.
     pub running: u32,
     /// Requests that wait for a place; `None` unless every rank tells.
     pub waiting: Option<u32>,
+    /// Prompt tokens of those that wait; likewise.
+    pub waiting_tokens: Option<u64>,
+    /// Requests that all ranks together compute at once; likewise.
+    pub max_requests: Option<u32>,
     /// Share of the KV cache that requests hold, of the ranks that tell: by the sizes of their
     /// caches, or the plain mean if one of them doesn't tell its size.
     pub kv_use: Option<f32>,
@@ -119,6 +149,9 @@ pub struct EngineSum {
     pub kv_cached: Option<f32>,
     /// Tokens that all KV caches together have room for; `None` unless every rank tells.
     pub kv_tokens: Option<u64>,
+    /// Of the uncached prompt tokens that relays count as queued, those that engines have begun
+    /// to compute: an answer that comes at its end only has its first byte then.
+    pub begun_tokens: u64,
     /// The part that did not come through relays.
     pub foreign: ForeignLoad,
 }
@@ -130,14 +163,14 @@ pub struct ForeignLoad {
     pub requests: u32,
     /// Of these, such as wait; `None` where the engines don't tell.
     pub waiting: Option<u32>,
-    /// Uncached prompt tokens that wait, where the engines tell.
+    /// Prompt tokens of those that wait, where the engines tell.
     pub waiting_tokens: Option<u64>,
 }
 
 /// Gateway parts of one model, summed over relays.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatewaySum {
-    /// The sum; the prefill speed is the mean of those reported.
+    /// The sum; of the prefill speed and of the time of serving, the mean of those reported.
     pub load: GatewayLoad,
     /// The oldest report in the sum.
     pub at: Instant,
@@ -161,6 +194,39 @@ impl SiteLoad {
 }
 
 impl ModelLoad {
+    /// Prompt tokens that are to be computed before another request's: of those that came by
+    /// relays what isn't cached, of others whole prompts. `None` unless both are known.
+    pub fn backlog_tokens(&self) -> Option<u64> {
+        self.gateway.as_ref()?;
+        let foreign = self.engines.as_ref()?.foreign.waiting_tokens?;
+        Some(self.relayed_tokens().saturating_add(foreign))
+    }
+
+    /// Uncached prompt tokens that came by relays and that nothing has been computed of yet, as
+    /// far as that is known.
+    pub fn relayed_tokens(&self) -> u64 {
+        let queued = self.gateway.as_ref().map(|sum| sum.load.queued_tokens);
+        let begun = self.engines.as_ref().map(|sum| sum.begun_tokens);
+        queued.unwrap_or(0).saturating_sub(begun.unwrap_or(0))
+    }
+
+    /// Requests that are there, computed or waiting, whichever way they came. `None` unless
+    /// both engines and relays tell.
+    pub fn requests(&self) -> Option<u32> {
+        let relayed = self.gateway.as_ref()?.load.in_flight;
+        let foreign = self.engines.as_ref()?.foreign.requests;
+        Some(relayed.saturating_add(foreign))
+    }
+
+    /// What of it is not older than `stale_after`; the rest is unknown.
+    pub fn fresh(&self, now: Instant, stale_after: Duration) -> Self {
+        Self {
+            model: self.model,
+            engines: self.fresh_engines(now, stale_after).copied(),
+            gateway: self.fresh_gateway(now, stale_after).copied(),
+        }
+    }
+
     /// The engine part, unless it is missing or older than `stale_after`.
     pub fn fresh_engines(&self, now: Instant, stale_after: Duration) -> Option<&EngineSum> {
         let fresh = |sum: &&EngineSum| now.saturating_since(sum.at) <= stale_after;

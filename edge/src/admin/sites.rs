@@ -51,15 +51,17 @@
 //!     "load": {
 //!       "relays": [{"id": "fra-1", "age_ms": 52.0, "echo": 12}],
 //!       "models": [{
-//!         "model": "tiny-chat",
+//!         "model": "tiny-chat", "requests": 10, "backlog_tokens": 6301,
 //!         "engines": {
-//!           "ranks": 1, "age_ms": 410.0, "running": 0, "waiting": 0, "kv_use": 0.12,
-//!           "kv_cached": 0.61, "kv_tokens": 65536,
-//!           "foreign": {"requests": 0, "waiting": 0, "waiting_tokens": null}
+//!           "ranks": 1, "age_ms": 110.0, "running": 4, "waiting": 6, "waiting_tokens": 6301,
+//!           "max_requests": 4, "kv_use": 0.12, "kv_cached": 0.61, "kv_tokens": 65536,
+//!           "begun_tokens": 4240,
+//!           "foreign": {"requests": 0, "waiting": 0, "waiting_tokens": 0}
 //!         },
 //!         "gateway": {
-//!           "age_ms": 52.0, "in_flight": 0, "queued_tokens": 0, "arrivals_per_s": 0.5,
-//!           "prefill_ms_per_token": null
+//!           "age_ms": 52.0, "in_flight": 10, "queued_tokens": 10541,
+//!           "queued_prompt_tokens": 10541, "arrivals_per_s": 0.5,
+//!           "prefill_ms_per_token": null, "serving_ms": 2400.0
 //!         }
 //!       }]
 //!     }
@@ -91,6 +93,14 @@
 //!   the last match that it should have held: the site said that blocks were cached, or, where it
 //!   says nothing of that, the prompt began as earlier ones. `warning` says which of the two in
 //!   words, once they are many. A kind that is set aside counts for no pool.
+//! - `load` is told by model. `engines` are what engines say, or frontends of them; `gateway`
+//!   is what passes through relays, and `foreign` what came past them. `requests` and
+//!   `backlog_tokens` are both together: all requests that are there, and all prompt tokens that
+//!   are to be computed before another's, of which those of foreign requests may be cached, and
+//!   of the others' `queued_tokens` the `begun_tokens` are computed already.
+//!   `max_requests` is how many the ranks compute at once. `kv_use` and `kv_cached` are shares
+//!   of the KV cache: what requests hold, and what is kept for reuse. Reports older than the
+//!   policy's `load_stale_after` are not shown.
 //! - What is not known is `null`, never zero. Ages are as of the answer.
 
 use std::collections::BTreeMap;
@@ -244,7 +254,7 @@ impl<'a> Site<'a> {
                 .iter()
                 .map(|pool| Pool::of(pool, site, router, now))
                 .collect(),
-            load: Load::of(&site.load, site, now),
+            load: Load::of(site, router, now),
         }
     }
 }

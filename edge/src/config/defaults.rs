@@ -38,6 +38,7 @@ impl Default for PolicyTable {
             regions: None,
             labels: Vec::new(),
             prefill_ms_per_token: policy.prior_prefill_ms_per_token,
+            serving: millis(policy.prior_serving_ms),
             band_share: policy.band_share,
             band_floor: millis(policy.band_floor_ms),
             spread_limit: millis(policy.spread_limit_ms),

@@ -121,6 +121,7 @@ impl PolicyTable {
                 self.prefill_ms_per_token,
                 (1e-5, 10.0),
             )?,
+            prior_serving_ms: millis(not_zero("policy.serving", self.serving)?),
             band_share: within("policy.band_share", self.band_share, (0.0, 1.0))?,
             band_floor_ms: millis(self.band_floor),
             spread_limit_ms: millis(self.spread_limit),

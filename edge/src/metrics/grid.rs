@@ -63,7 +63,7 @@ impl Collector for Grid {
 }
 
 /// Values with their labels.
-type Values = Vec<(Vec<(&'static str, String)>, f64)>;
+pub(super) type Values = Vec<(Vec<(&'static str, String)>, f64)>;
 
 fn alive(view: &GridView) -> Values {
     let value = |site: &SiteView| (vec![("site", site.site.to_string())], truth(site.alive));
@@ -98,10 +98,11 @@ fn pools(view: &GridView, value: fn(&PoolView) -> f64) -> Values {
     values
 }
 
-struct Page<'a>(DescriptorEncoder<'a>);
+/// A page of gauges that is written.
+pub(super) struct Page<'a>(pub(super) DescriptorEncoder<'a>);
 
 impl Page<'_> {
-    fn gauge(
+    pub(super) fn gauge(
         &mut self,
         (name, help, unit): (&str, &str, Option<&Unit>),
         values: &Values,
@@ -121,6 +122,6 @@ fn truth(value: bool) -> f64 {
 }
 
 /// A count as a metric shows it: exact up to 2^53.
-fn count(value: u64) -> f64 {
+pub(super) fn count(value: u64) -> f64 {
     value as f64
 }

@@ -122,6 +122,9 @@ impl ConfigFile {
         not_shorter("frontend.check_interval", self.frontend.check_interval)?;
         not_shorter("frontend.connect_timeout", self.frontend.connect_timeout)?;
         not_shorter("load.interval", self.load.interval)?;
+        if self.load.max_requests == Some(0) {
+            return Err(wrong("load.max_requests", "must be above 0"));
+        }
         if self.limits.entries == 0 || u32::try_from(self.limits.entries).is_err() {
             return Err(wrong("limits.entries", "is not between 1 and 4294967295"));
         }

@@ -71,6 +71,9 @@ pub(crate) struct RuntimeConfig {
     pub(crate) exclude_tools_when_tool_choice_none: Option<bool>,
     pub(crate) tokenizer_backend: Option<String>,
     pub(crate) data_parallel_size: Option<u32>,
+    pub(crate) data_parallel_start_rank: Option<u32>,
+    /// Of each rank.
+    pub(crate) max_num_seqs: Option<u32>,
     pub(crate) enable_eagle: bool,
 }
 
@@ -90,9 +93,14 @@ impl ModelCard {
 
     /// Device blocks of all of a worker's ranks.
     pub(crate) fn worker_blocks(&self) -> Option<u64> {
-        let ranks = self.fields.runtime_config.data_parallel_size.unwrap_or(1);
         let blocks = self.rank_blocks()?;
-        Some(blocks.saturating_mul(u64::from(ranks.max(1))))
+        Some(blocks.saturating_mul(u64::from(self.ranks())))
+    }
+
+    /// How many ranks its worker has, at least one.
+    pub(crate) fn ranks(&self) -> u32 {
+        let ranks = self.fields.runtime_config.data_parallel_size;
+        ranks.unwrap_or(1).max(1)
     }
 
     /// Device blocks of one rank.

@@ -1,12 +1,12 @@
 //! What an engine's or a frontend's metrics page says about load.
 //!
-//! Engines (vLLM, SGLang, TensorRT-LLM; `names` has what each calls things) tell load per rank.
-//! A Dynamo frontend tells it per model; that is used only for models no engine page speaks
-//! of, or the same requests would count twice. What a page doesn't tell stays unknown.
+//! Engines (vLLM, SGLang, TensorRT-LLM; `names` has what each calls things) tell load per rank,
+//! a Dynamo frontend per model. What a page doesn't tell stays unknown.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 
-use kvgrid_core::load::EngineLoad;
+use kvgrid_core::load::{EngineLoad, Extent};
 use kvgrid_core::{Instant, ModelId, ModelName};
 
 use super::exposition::{Sample, samples};
@@ -24,6 +24,10 @@ pub(crate) struct Page {
     frontend: BTreeMap<ModelId, Part>,
     /// Tokens of each rank's KV cache, where the page doesn't say of which model.
     kv_tokens: BTreeMap<u32, u64>,
+    /// Ranks that a frontend's router knows: kind of worker, worker, rank.
+    registered: BTreeSet<(String, String, String)>,
+    /// The Dynamo process whose page it is: a worker's is the worker's own name.
+    pub(super) process: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -36,6 +40,7 @@ struct Part {
     block_tokens: Option<u64>,
     kv_tokens: Option<u64>,
     evictable_tokens: Option<u64>,
+    max_requests: Option<u32>,
 }
 
 impl Page {
@@ -50,8 +55,15 @@ impl Page {
 
     fn take(&mut self, sample: &Sample<'_>) -> Option<()> {
         let (speaker, figure) = names::figure(sample.name)?;
-        if figure == Figure::CacheConfig {
-            return self.take_cache_config(sample);
+        match figure {
+            Figure::CacheConfig => return self.take_cache_config(sample),
+            Figure::Registered => return self.take_registered(sample),
+            Figure::Process => {
+                let id = sample.label("worker_id")?;
+                self.process = u64::from_str_radix(id, 16).ok();
+                return Some(());
+            }
+            _ => {}
         }
         let model = ModelName::new(sample.label(speaker.model_label())?)
             .ok()?
@@ -72,45 +84,89 @@ impl Page {
         Some(())
     }
 
-    /// KV blocks per model, as far as a frontend told.
-    pub(crate) fn kv_blocks(&self) -> impl Iterator<Item = (ModelId, u64)> {
-        let told = |(model, part): (&ModelId, &Part)| Some((*model, part.kv_blocks?));
+    /// A frontend's router tells by labels which ranks it knows.
+    fn take_registered(&mut self, sample: &Sample<'_>) -> Option<()> {
+        let label = |name| Some(sample.label(name)?.to_owned());
+        let rank = (
+            label("worker_type")?,
+            label("router_worker_id")?,
+            label("dp_rank")?,
+        );
+        if sample.value > 0.0 && self.registered.len() < PART_LIMIT {
+            self.registered.insert(rank);
+        }
+        Some(())
+    }
+
+    /// How many ranks a frontend knows, unless they may be of several models, or not all of
+    /// them compute the same part of requests.
+    fn ranks(&self) -> Option<NonZeroU32> {
+        let mut kinds = self.registered.iter().map(|(kind, ..)| kind);
+        let kind = kinds.next()?;
+        let alike = self.frontend.len() == 1 && kinds.all(|other| other == kind);
+        let count = alike.then_some(self.registered.len())?;
+        NonZeroU32::new(u32::try_from(count).ok()?)
+    }
+
+    /// KV blocks of all ranks per model, as far as a frontend told.
+    pub(super) fn kv_blocks(&self) -> impl Iterator<Item = (ModelId, u64)> {
+        let ranks = self.ranks();
+        let told = move |(model, part): (&ModelId, &Part)| {
+            let blocks = part.kv_blocks?.checked_mul(u64::from(ranks?.get()))?;
+            Some((*model, blocks))
+        };
         self.frontend.iter().filter_map(told)
     }
 
-    /// A rank's part with all that the page says of it.
-    fn engine(&self, rank: u32, part: &Part) -> Part {
-        let kv_tokens = self.kv_tokens.get(&rank).copied();
-        Part {
-            kv_tokens: part.kv_tokens.or(kv_tokens),
-            ..*part
-        }
+    /// The models that it tells of.
+    pub(super) fn models(&self) -> impl Iterator<Item = ModelId> {
+        let engines = self.engines.keys().map(|(model, _)| *model);
+        engines.chain(self.frontend.keys().copied())
     }
-}
 
-/// Merges the pages of one round of scrapes, each named by its worker, into engine loads.
-/// `usage` is the share of the KV cache in use, by model, for pages that don't tell it.
-pub(crate) fn merge(
-    pages: &[(u64, Instant, Page)],
-    usage: &BTreeMap<ModelId, f32>,
-) -> Vec<EngineLoad> {
-    let mut loads = Vec::new();
-    for (worker, at, page) in pages {
-        for ((model, rank), part) in &page.engines {
-            let part = page.engine(*rank, part);
-            loads.extend(part.load(*model, *worker, *rank, *at));
-        }
+    /// Requests that each of a model's ranks computes at once, as far as a frontend told.
+    pub(super) fn rank_requests(&self, model: ModelId) -> Option<u32> {
+        self.frontend.get(&model)?.max_requests
     }
-    let by_engine: Vec<_> = loads.iter().map(|load: &EngineLoad| load.model).collect();
-    for (worker, at, page) in pages {
-        for (model, part) in &page.frontend {
-            if !by_engine.contains(model) {
-                let part = part.of_frontend(usage.get(model).copied());
-                loads.extend(part.load(*model, *worker, 0, *at));
-            }
-        }
+
+    /// What it says of a model's ranks.
+    pub(super) fn rank_loads(
+        &self,
+        model: ModelId,
+        (worker, at): (u64, Instant),
+    ) -> Vec<EngineLoad> {
+        let ranks = self.engines.range((model, 0)..=(model, u32::MAX));
+        let load = |((_, rank), part): (&(ModelId, u32), &Part)| {
+            let kv_tokens = self.kv_tokens.get(rank).copied();
+            let load = part.load((model, worker, *rank), Extent::Rank, at)?;
+            Some(EngineLoad {
+                kv_tokens: load.kv_tokens.or(kv_tokens),
+                ..load
+            })
+        };
+        ranks.filter_map(load).collect()
     }
-    loads
+
+    /// What it says, as a frontend's, of all of a model's ranks.
+    pub(super) fn site_load(
+        &self,
+        model: ModelId,
+        (worker, at): (u64, Instant),
+    ) -> Option<EngineLoad> {
+        let part = self.frontend.get(&model)?;
+        let ranks = self.ranks();
+        let load = part.of_frontend();
+        let load = load.load((model, worker, 0), Extent::Site { ranks }, at)?;
+        // Sizes are told of one rank.
+        let all = ranks.map(NonZeroU32::get);
+        let tokens = load.kv_tokens.zip(all.map(u64::from));
+        let requests = load.max_requests.zip(all);
+        Some(EngineLoad {
+            kv_tokens: tokens.and_then(|(tokens, all)| tokens.checked_mul(all)),
+            max_requests: requests.and_then(|(requests, all)| requests.checked_mul(all)),
+            ..load
+        })
+    }
 }
 
 impl Part {
@@ -128,23 +184,31 @@ impl Part {
             Figure::EvictableTokens => {
                 self.evictable_tokens = self.evictable_tokens.max(count(value));
             }
-            Figure::CacheConfig => {}
+            Figure::MaxRequests => {
+                let requests = small(value).filter(|requests| *requests > 0);
+                self.max_requests = self.max_requests.max(requests);
+            }
+            Figure::CacheConfig | Figure::Registered | Figure::Process => {}
         }
     }
 
     /// A frontend counts those that wait among those in flight; where it doesn't say how many
     /// wait, all count as running.
-    fn of_frontend(self, kv_use: Option<f32>) -> Self {
+    fn of_frontend(self) -> Self {
         let waiting = self.waiting.unwrap_or(0);
         Self {
-            kv_use: self.kv_use.or(kv_use),
             running: self.running.map(|all| all.saturating_sub(waiting)),
             ..self
         }
     }
 
     /// A load, unless the page did not say how many run.
-    fn load(self, model: ModelId, worker: u64, rank: u32, at: Instant) -> Option<EngineLoad> {
+    fn load(
+        self,
+        (model, worker, rank): (ModelId, u64, u32),
+        extent: Extent,
+        at: Instant,
+    ) -> Option<EngineLoad> {
         let blocks = self.kv_blocks.zip(self.block_tokens);
         let by_blocks = blocks.and_then(|(blocks, tokens)| blocks.checked_mul(tokens));
         let kv_tokens = self.kv_tokens.or(by_blocks).filter(|tokens| *tokens > 0);
@@ -153,10 +217,12 @@ impl Part {
             model,
             worker,
             rank,
+            extent,
             at,
             running: self.running?,
             waiting: self.waiting,
             waiting_tokens: None,
+            max_requests: self.max_requests,
             kv_use: self.kv_use.or(self.kv_use_old),
             kv_cached: cached
                 .and_then(|(cached, all)| share(approximate(cached) / approximate(all))),

@@ -16,6 +16,9 @@ use super::echo::Echo;
 /// Over which time arrivals are averaged.
 const ARRIVAL_WINDOW: Duration = Duration::from_secs(5);
 
+/// What one answer counts in the mean time that answers take.
+const SERVING_WEIGHT: f64 = 0.1;
+
 /// Models counted apart; an edge that names more gets them counted under one.
 const MODEL_LIMIT: usize = 1024;
 
@@ -45,8 +48,59 @@ struct EdgeEcho {
 #[derive(Debug, Default)]
 struct ModelCount {
     in_flight: u32,
-    queued_tokens: u64,
+    queued: Prompt,
     arrivals: Arrivals,
+    serving: Serving,
+}
+
+/// Tokens of one prompt, or of several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Prompt {
+    /// All of them.
+    pub(crate) tokens: u64,
+    /// Those that are expected to need prefill.
+    pub(crate) uncached: u64,
+}
+
+impl Prompt {
+    const fn plus(self, other: Self) -> Self {
+        Self {
+            tokens: self.tokens.saturating_add(other.tokens),
+            uncached: self.uncached.saturating_add(other.uncached),
+        }
+    }
+
+    const fn minus(self, other: Self) -> Self {
+        Self {
+            tokens: self.tokens.saturating_sub(other.tokens),
+            uncached: self.uncached.saturating_sub(other.uncached),
+        }
+    }
+}
+
+/// How long answers take from their first byte to their last, in the mean of late ones.
+#[derive(Debug, Default)]
+struct Serving {
+    mean_ms: Option<f64>,
+}
+
+impl Serving {
+    fn count(&mut self, took: Duration) {
+        let took_ms = took.as_secs_f64() * 1000.0;
+        self.mean_ms = Some(match self.mean_ms {
+            None => took_ms,
+            Some(mean) => mean + (took_ms - mean) * SERVING_WEIGHT,
+        });
+    }
+
+    /// To whole milliseconds, which is as much as it is worth.
+    fn rounded(&self) -> Option<f32> {
+        #[allow(
+            clippy::cast_possible_truncation,
+            reason = "a time needs no more digits"
+        )]
+        self.mean_ms.map(|mean| mean.round() as f32)
+    }
 }
 
 /// Arrivals a second, exponentially averaged.
@@ -115,13 +169,15 @@ impl ModelCount {
     fn load(&self, now: Instant) -> GatewayLoad {
         GatewayLoad {
             in_flight: self.in_flight,
-            queued_tokens: self.queued_tokens,
+            queued_tokens: self.queued.uncached,
+            queued_prompt_tokens: self.queued.tokens,
             #[allow(
                 clippy::cast_possible_truncation,
                 reason = "a rate needs no more digits"
             )]
             arrivals_per_s: self.arrivals.rounded(now) as f32,
             prefill_ms_per_token: None,
+            serving_ms: self.serving.rounded(),
         }
     }
 }
@@ -136,12 +192,12 @@ pub(crate) struct GatewaySession {
 }
 
 impl GatewaySession {
-    /// Counts a request in. `uncached_tokens` are expected to need prefill.
+    /// Counts a request in.
     pub(crate) fn begin(
         &self,
         number: u64,
         model: ModelId,
-        uncached_tokens: u64,
+        prompt: Prompt,
         now: Instant,
     ) -> Ticket {
         let mut state = self.gateway.lock();
@@ -154,13 +210,14 @@ impl GatewaySession {
         let model = if known { model } else { OTHER_MODELS };
         let count = state.models.entry(model).or_default();
         count.in_flight += 1;
-        count.queued_tokens = count.queued_tokens.saturating_add(uncached_tokens);
+        count.queued = count.queued.plus(prompt);
         count.arrivals.count(now);
         drop(state);
         Ticket {
             gateway: self.gateway.clone(),
             model,
-            queued_tokens: uncached_tokens,
+            queued: prompt,
+            served: None,
         }
     }
 }
@@ -179,14 +236,22 @@ impl Drop for GatewaySession {
 pub(crate) struct Ticket {
     gateway: Gateway,
     model: ModelId,
-    queued_tokens: u64,
+    queued: Prompt,
+    /// When the first and the last byte came of an answer that is sent as it is computed.
+    served: Option<(Instant, Instant)>,
 }
 
 impl Ticket {
     /// The first byte of the answer came: its prompt waits no longer.
     pub(crate) fn first_byte(&mut self) {
-        let tokens = std::mem::take(&mut self.queued_tokens);
-        self.update(|count| count.queued_tokens = count.queued_tokens.saturating_sub(tokens));
+        let prompt = std::mem::take(&mut self.queued);
+        self.update(|count| count.queued = count.queued.minus(prompt));
+    }
+
+    /// A byte of an answer came that is sent as it is computed, the first one or another.
+    pub(crate) fn streamed(&mut self, now: Instant) {
+        let (first, _) = self.served.unwrap_or((now, now));
+        self.served = Some((first, now));
     }
 
     fn update(&self, change: impl FnOnce(&mut ModelCount)) {
@@ -199,7 +264,13 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         self.first_byte();
-        self.update(|count| count.in_flight = count.in_flight.saturating_sub(1));
+        let served = self.served.take();
+        self.update(|count| {
+            count.in_flight = count.in_flight.saturating_sub(1);
+            if let Some((first, last)) = served {
+                count.serving.count(last.saturating_since(first));
+            }
+        });
     }
 }
 
@@ -213,6 +284,13 @@ mod tests {
         EdgeId::new("eu-1").unwrap()
     }
 
+    const fn prompt(uncached: u64) -> Prompt {
+        Prompt {
+            tokens: 1000,
+            uncached,
+        }
+    }
+
     fn only(gateway: &Gateway) -> GatewayLoad {
         let load = gateway.load(Instant::ZERO);
         assert_eq!(load.len(), 1);
@@ -223,7 +301,7 @@ mod tests {
     fn tokens_wait_until_the_first_byte_and_a_request_counts_until_its_end() {
         let gateway = Gateway::default();
         let session = gateway.connect(&edge());
-        let mut ticket = session.begin(1, MODEL, 500, Instant::ZERO);
+        let mut ticket = session.begin(1, MODEL, prompt(500), Instant::ZERO);
         assert_eq!(
             (only(&gateway).in_flight, only(&gateway).queued_tokens),
             (1, 500)
@@ -243,11 +321,46 @@ mod tests {
     }
 
     #[test]
+    fn whole_prompts_are_counted_beside_what_is_not_cached_of_them() {
+        let gateway = Gateway::default();
+        let session = gateway.connect(&edge());
+        let mut ticket = session.begin(1, MODEL, prompt(300), Instant::ZERO);
+        let queued = |gateway| {
+            let load = only(gateway);
+            (load.queued_tokens, load.queued_prompt_tokens)
+        };
+
+        let waiting = queued(&gateway);
+        ticket.first_byte();
+
+        assert_eq!((waiting, queued(&gateway)), ((300, 1000), (0, 0)));
+    }
+
+    #[test]
+    fn the_time_of_serving_is_the_mean_of_answers_that_came_as_they_were_computed() {
+        let gateway = Gateway::default();
+        let session = gateway.connect(&edge());
+        let at = |ms| Instant::ZERO + Duration::from_millis(ms);
+        let answer = |from, to| {
+            let mut ticket = session.begin(1, MODEL, prompt(0), at(0));
+            ticket.streamed(at(from));
+            ticket.streamed(at(to));
+        };
+
+        drop(session.begin(1, MODEL, prompt(0), at(0)));
+        assert_eq!(only(&gateway).serving_ms, None, "nothing is known of it");
+        answer(100, 900);
+        assert_eq!(only(&gateway).serving_ms, Some(800.0));
+        answer(100, 1900);
+        assert_eq!(only(&gateway).serving_ms, Some(900.0));
+    }
+
+    #[test]
     fn a_request_that_ends_before_its_first_byte_leaves_no_tokens_behind() {
         let gateway = Gateway::default();
         let session = gateway.connect(&edge());
 
-        drop(session.begin(1, MODEL, 500, Instant::ZERO));
+        drop(session.begin(1, MODEL, prompt(500), Instant::ZERO));
 
         assert_eq!(only(&gateway).queued_tokens, 0);
     }
@@ -256,11 +369,11 @@ mod tests {
     fn a_restarted_edge_counts_from_the_start_though_its_old_connection_lingers() {
         let gateway = Gateway::default();
         let old = gateway.connect(&edge());
-        drop(old.begin(1000, MODEL, 0, Instant::ZERO));
+        drop(old.begin(1000, MODEL, prompt(0), Instant::ZERO));
         assert_eq!(gateway.echo(&edge(), Instant::ZERO), 1000);
 
         let new = gateway.connect(&edge());
-        drop(new.begin(1, MODEL, 0, Instant::ZERO));
+        drop(new.begin(1, MODEL, prompt(0), Instant::ZERO));
         drop(old);
 
         assert_eq!(gateway.echo(&edge(), Instant::ZERO), 1);
@@ -273,7 +386,7 @@ mod tests {
         let mut now = Instant::ZERO;
         for number in 0..3000 {
             now += Duration::from_millis(10);
-            drop(session.begin(number, MODEL, 0, now));
+            drop(session.begin(number, MODEL, prompt(0), now));
         }
 
         let rate = gateway.load(now)[0].1.arrivals_per_s;
@@ -289,7 +402,7 @@ mod tests {
         let gateway = Gateway::default();
         let session = gateway.connect(&edge());
         let tickets: Vec<_> = (0..2000)
-            .map(|id| session.begin(id, ModelId(id + 1), 0, Instant::ZERO))
+            .map(|id| session.begin(id, ModelId(id + 1), prompt(0), Instant::ZERO))
             .collect();
 
         assert_eq!(gateway.load(Instant::ZERO).len(), MODEL_LIMIT + 1);

@@ -4,7 +4,13 @@
 //! - SGLang: a rank is a `dp_rank`. Totals have no priority, and those with one are parts of
 //!   them. Its usage is of what requests hold; what could be evicted is told beside it.
 //! - TensorRT-LLM: one rank a page.
-//! - Dynamo's frontend: one figure a model. Its workers pass on what their engines say.
+//! - Dynamo's frontend: one figure a model, of which the sizes are of one rank; the ranks that
+//!   it knows stand in labels. Its workers pass on what their engines say. Each of its processes
+//!   names itself.
+//!
+//! Neither vLLM nor SGLang tells how many requests it computes at once. What a frontend says of
+//! prompts under way (`worker_active_prefill_tokens`) is of those that it has sent itself, or of
+//! whichever router has spoken last, and is left aside.
 
 use super::exposition::Sample;
 
@@ -34,8 +40,14 @@ pub(super) enum Figure {
     KvTokens,
     /// Tokens in it that no request holds, kept for reuse.
     EvictableTokens,
+    /// Requests that are computed at once.
+    MaxRequests,
     /// The size of the cache, in labels.
     CacheConfig,
+    /// A rank that a frontend's router knows, in labels.
+    Registered,
+    /// The process whose page it is, in a label.
+    Process,
 }
 
 impl Speaker {
@@ -51,8 +63,8 @@ impl Speaker {
 /// What a metric of this name is; nothing if it is of no use here.
 pub(super) fn figure(name: &str) -> Option<(Speaker, Figure)> {
     use Figure::{
-        BlockTokens, CacheConfig, EvictableTokens, KvBlocks, KvTokens, KvUse, KvUseOld, Running,
-        Waiting,
+        BlockTokens, CacheConfig, EvictableTokens, KvBlocks, KvTokens, KvUse, KvUseOld,
+        MaxRequests, Process, Registered, Running, Waiting,
     };
     let frontend = |figure| Some((Speaker::Frontend, figure));
     let engine = |figure| Some((Speaker::Engine, figure));
@@ -69,6 +81,7 @@ pub(super) fn figure(name: &str) -> Option<(Speaker, Figure)> {
         "sglang:kv_evictable_tokens" => engine(EvictableTokens),
         "trtllm_num_requests_running" => engine(Running),
         "trtllm_num_requests_waiting" => engine(Waiting),
+        "trtllm_max_num_active_requests" => engine(MaxRequests),
         "trtllm_kv_cache_utilization" => engine(KvUse),
         "trtllm_kv_cache_max_blocks" => engine(KvBlocks),
         "trtllm_kv_cache_tokens_per_block" => engine(BlockTokens),
@@ -76,6 +89,9 @@ pub(super) fn figure(name: &str) -> Option<(Speaker, Figure)> {
         "dynamo_frontend_queued_requests" => frontend(Waiting),
         "dynamo_frontend_model_total_kv_blocks" => frontend(KvBlocks),
         "dynamo_frontend_model_kv_cache_block_size" => frontend(BlockTokens),
+        "dynamo_frontend_model_max_num_seqs" => frontend(MaxRequests),
+        "dynamo_component_router_worker_registered" => frontend(Registered),
+        "dynamo_component_uptime_seconds" => frontend(Process),
         _ => None,
     }
 }

@@ -6,24 +6,26 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Uri;
-use kvgrid_core::load::EngineLoad;
 use kvgrid_core::{Instant, ModelId};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::engine::{Page, merge};
+use super::engine::Page;
+use super::join::Read;
 use crate::fetch::{FetchError, Fetcher};
-use crate::sources::dynamo_events::Usage;
 
-/// What the last round of scrapes told.
+/// What the last round of scrapes told, from the pages that answered.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct EngineReport {
-    /// Load per rank, from the pages that answered.
-    pub(crate) engines: Vec<EngineLoad>,
-    /// KV blocks per model, where a frontend told.
-    pub(crate) kv_blocks: BTreeMap<ModelId, u64>,
+pub(crate) struct Pages(pub(super) Vec<Read>);
+
+impl Pages {
+    /// KV blocks of all ranks per model, where a frontend told.
+    pub(crate) fn kv_blocks(&self) -> BTreeMap<ModelId, u64> {
+        let pages = self.0.iter();
+        pages.flat_map(|(.., page)| page.kv_blocks()).collect()
+    }
 }
 
 /// Reads a set of pages over and over.
@@ -31,23 +33,18 @@ pub(crate) struct Scraper {
     targets: Vec<Target>,
     interval: Duration,
     fetcher: Fetcher,
-    usage: Vec<(ModelId, watch::Receiver<Usage>)>,
 }
 
 struct Target {
     url: Uri,
-    /// Names the worker in the load it tells.
+    /// Names the worker in the load it tells, unless the page does.
     worker: u64,
     failing: bool,
 }
 
 impl Scraper {
-    /// A scraper of these pages. `usage` is what models' workers say themselves.
-    pub(crate) fn new(
-        urls: Vec<Uri>,
-        interval: Duration,
-        usage: Vec<(ModelId, watch::Receiver<Usage>)>,
-    ) -> Self {
+    /// A scraper of these pages.
+    pub(crate) fn new(urls: Vec<Uri>, interval: Duration) -> Self {
         let target = |url: Uri| Target {
             worker: kvgrid_core::id::name_hash(&url.to_string()),
             url,
@@ -57,7 +54,6 @@ impl Scraper {
             targets: urls.into_iter().map(target).collect(),
             interval,
             fetcher: Fetcher::new(),
-            usage,
         }
     }
 
@@ -65,28 +61,21 @@ impl Scraper {
     pub(crate) async fn run(
         mut self,
         clock: impl Fn() -> Instant,
-        report: watch::Sender<Arc<EngineReport>>,
+        pages: watch::Sender<Arc<Pages>>,
         stop: CancellationToken,
     ) {
         let mut ticks = tokio::time::interval(self.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // Both arms are cancel safe: a round that is cut off has published nothing.
         while stop.run_until_cancelled(ticks.tick()).await.is_some() {
-            let Some(pages) = stop.run_until_cancelled(self.round(&clock)).await else {
+            let Some(read) = stop.run_until_cancelled(self.round(&clock)).await else {
                 return;
             };
-            report.send_replace(Arc::new(summarise(&pages, &self.shares())));
+            pages.send_replace(Arc::new(Pages(read)));
         }
     }
 
-    fn shares(&self) -> BTreeMap<ModelId, f32> {
-        let share = |(model, usage): &(ModelId, watch::Receiver<Usage>)| {
-            Some((*model, usage.borrow().share()?))
-        };
-        self.usage.iter().filter_map(share).collect()
-    }
-
-    async fn round(&mut self, clock: &impl Fn() -> Instant) -> Vec<(u64, Instant, Page)> {
+    async fn round(&mut self, clock: &impl Fn() -> Instant) -> Vec<Read> {
         let patience = self.interval.max(Duration::from_secs(1));
         let fetches = self
             .targets
@@ -98,7 +87,11 @@ impl Scraper {
             target.note(&result);
             if let Ok(body) = result {
                 let text = String::from_utf8_lossy(&body);
-                pages.push((target.worker, clock(), Page::parse(&text)));
+                let page = Page::parse(&text);
+                // Relays of one site may know a page by different addresses, and sidecars each
+                // their own by the same.
+                let worker = page.process.unwrap_or(target.worker);
+                pages.push((worker, clock(), page));
             }
         }
         pages
@@ -120,13 +113,4 @@ impl Target {
             _ => {}
         }
     }
-}
-
-fn summarise(pages: &[(u64, Instant, Page)], usage: &BTreeMap<ModelId, f32>) -> EngineReport {
-    let engines = merge(pages, usage);
-    let mut kv_blocks = BTreeMap::new();
-    for (_, _, page) in pages {
-        kv_blocks.extend(page.kv_blocks());
-    }
-    EngineReport { engines, kv_blocks }
 }

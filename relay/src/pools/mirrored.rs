@@ -287,6 +287,7 @@ impl Holdings for Mirrored {
             source: Arc::clone(&self.owner.source),
             model: self.owner.model.clone(),
             tier: self.owner.tier,
+            block_size: None,
             stats: ResidencyStats {
                 published: entries,
                 held: entries,

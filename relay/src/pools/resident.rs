@@ -184,6 +184,7 @@ impl Holdings for Resident {
             source: Arc::clone(&self.owner.source),
             model: self.owner.model.clone(),
             tier: self.owner.tier,
+            block_size: offer.map(|offer| offer.shape.block_size),
             stats: self.pool.residency.stats(),
             completeness: self.pool.completeness(now),
             told: offer.map(|offer| offer.publisher.status()),

@@ -1,3 +1,4 @@
+use bytes::Bytes;
 use std::sync::atomic::Ordering;
 
 use http_body_util::BodyExt;

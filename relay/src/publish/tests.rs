@@ -22,6 +22,7 @@ use kvgrid_runtime::frames::write_frame;
 use kvgrid_runtime::{CloseReason, Node, NodeConfig, Protocol, Tasks};
 
 use super::*;
+use crate::load::Prompt;
 use edge::{TestEdge, within};
 
 const SOURCE: u64 = 5;
@@ -315,8 +316,12 @@ async fn load_comes_again_and_again_with_the_echo_of_the_own_requests() {
         relay.gateway.connect(&id("ap-1")),
     );
     let model = ModelId(8);
-    let _mine = mine.begin(3, model, 100, relay.clock.now());
-    let _other = other.begin(9, model, 50, relay.clock.now());
+    let prompt = |tokens| Prompt {
+        tokens,
+        uncached: tokens,
+    };
+    let _mine = mine.begin(3, model, prompt(100), relay.clock.now());
+    let _other = other.begin(9, model, prompt(50), relay.clock.now());
     let mut edge = relay.edge("eu-1").await;
 
     // Nothing changes, and still it is told again.

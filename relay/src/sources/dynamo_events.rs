@@ -2,7 +2,7 @@
 //!
 //! Discovery tells who publishes, each at a ZeroMQ socket of its own or by way of NATS
 //! (`plane`); one task follows each publisher for as long as it lives there
-//! (`follow`), and another what it says of its use (`usage`). The plane has no memory: a
+//! (`follow`), and others what workers say of their load (`listen`). The plane has no memory: a
 //! publisher that was there before the relay is known whole only if it has said nothing yet,
 //! and what was lost stays lost. A worker that starts anew is another publisher and heals that.
 //!
@@ -12,7 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kvgrid_core::ModelName;
 use kvgrid_core::block::HashFormat;
-use kvgrid_core::event::dynamo::{KV_EVENTS, KV_METRICS};
+use kvgrid_core::event::dynamo::KV_EVENTS;
+use kvgrid_runtime::Clock;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -23,22 +24,24 @@ use crate::discovery::{Publisher, Scope, ServedModel, Sighting, Sightings, Worke
 use crate::publish::PoolShape;
 
 mod follow;
+mod listen;
 mod nats;
 mod plane;
 mod position;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod usage;
 
 #[cfg(test)]
 pub(crate) use follow::scripted;
 pub(crate) use nats::{NatsLogin, NatsSettings};
-pub(crate) use usage::Usage;
+pub(crate) use usage::{PoolUse, Usage};
 
 use follow::{Closed, Follow};
+use listen::Listeners;
 use nats::Connection;
 use plane::{Plane, Voice};
-use usage::Listeners;
+use usage::Size;
 
 /// What a source of this kind is told.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,6 +70,7 @@ const REMEMBERED: usize = 65_536;
 pub(crate) async fn run(
     settings: EventSettings,
     sightings: Sightings,
+    clock: Clock,
     events: mpsc::Sender<SourceEvent>,
     usage: watch::Sender<Usage>,
 ) {
@@ -76,9 +80,8 @@ pub(crate) async fn run(
             source: settings.source,
             endpoint: DISCOVERY,
         };
-        let topics = [KV_EVENTS, KV_METRICS];
         let refused = (events.clone(), feed);
-        let (hub, connection) = Connection::new(nats, &settings.scope, &topics, refused);
+        let (hub, connection) = Connection::new(nats, &settings.scope, &topics(), refused);
         tasks.spawn(connection.run());
         hub
     });
@@ -87,7 +90,7 @@ pub(crate) async fn run(
         shape: settings.shape,
         discovery: Some(FeedState::Connecting),
         followed: BTreeMap::new(),
-        listeners: Listeners::new(usage, plane.clone()),
+        listeners: Listeners::new(usage, plane.clone(), clock),
         plane,
         gone: BTreeSet::new(),
         replaced: BTreeSet::new(),
@@ -388,19 +391,27 @@ impl Source {
         Ok(())
     }
 
-    /// Listens to what our model's workers say of their use.
+    /// Listens to what our model's workers say of their load.
     fn listen_to_use(&mut self, seen: &Sighting, models: &BTreeMap<u64, &ServedModel>) {
-        let blocks = models
+        let workers = models
             .iter()
-            .filter_map(|(worker, model)| Some((*worker, model.card.rank_blocks()?)));
-        let ours = seen.publishers.iter().filter(|(_, publisher)| {
-            publisher.topic == KV_METRICS && self.is_ours(publisher, seen)
-        });
-        let heard = ours.filter(|(_, publisher)| self.plane.hears(&publisher.transport));
-        let heard = heard.map(|(id, publisher)| (*id, publisher.transport.clone()));
-        let heard = heard.take(self.settings.max_publishers).collect();
+            .map(|(worker, model)| (*worker, Size::of(&model.card)));
+        let mut alive = Vec::new();
+        for topic in listen::TOPICS {
+            let ours = seen.publishers.iter().filter(|(_, publisher)| {
+                publisher.topic == topic
+                    && self.is_ours(publisher, seen)
+                    && self.plane.hears(&publisher.transport)
+            });
+            let voice = |(id, publisher): (&u64, &Publisher)| Voice {
+                publisher: *id,
+                transport: publisher.transport.clone(),
+                topic,
+            };
+            alive.extend(ours.map(voice).take(self.settings.max_publishers));
+        }
         self.listeners
-            .update(blocks.collect(), heard, &mut self.tasks);
+            .update(workers.collect(), alive, &mut self.tasks);
     }
 
     const fn feed(&self, endpoint: usize) -> FeedId {
@@ -409,6 +420,11 @@ impl Source {
             endpoint,
         }
     }
+}
+
+/// All topics that are listened to.
+fn topics() -> Vec<&'static str> {
+    std::iter::once(KV_EVENTS).chain(listen::TOPICS).collect()
 }
 
 /// What a worker's blocks look like, as its card says.

@@ -75,7 +75,8 @@ impl Relay {
                     max_publishers: usize::from(self.prepared.config.file.limits.workers),
                 };
                 let sightings = sightings?.clone();
-                let following = dynamo_events::run(settings, sightings, events.clone(), usage);
+                let (clock, events) = (self.clock, events.clone());
+                let following = dynamo_events::run(settings, sightings, clock, events, usage);
                 self.spawn("event source", following);
             }
             Feeds::DynamoRelay(peer) => {

@@ -1,13 +1,14 @@
 //! Merges relays' reports into a site's load.
 
+use core::num::NonZeroU32;
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use thiserror::Error;
 
 use super::{
-    EngineLoad, EngineSum, ForeignLoad, GatewayLoad, GatewaySum, LoadSample, ModelLoad, RelayEcho,
-    SiteLoad,
+    EngineLoad, EngineSum, Extent, ForeignLoad, GatewayLoad, GatewaySum, LoadSample, ModelLoad,
+    RelayEcho, SiteLoad,
 };
 use crate::id::{ModelId, RelayId};
 use crate::time::Instant;
@@ -20,6 +21,8 @@ const PARTS: usize = 1024;
 /// An engine part that no report has renewed for this long is forgotten: a worker that is gone
 /// must not make the rest count as unknown for longer than that.
 const ENGINE_FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
+/// How much fresher a frontend's word may be than its ranks' own before it counts instead.
+const RANKS_PREFERRED_FOR: Duration = Duration::from_secs(2);
 
 /// Why a report was refused. The relay is at fault; nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -123,6 +126,8 @@ impl LoadTracker {
     }
 
     fn sum_engines(&self, model: ModelId, parts: &[&EngineLoad]) -> Option<EngineSum> {
+        let parts = chosen(parts);
+        let parts = parts.as_slice();
         let at = parts.iter().map(|part| part.at).min()?;
         let scraped = parts.iter().map(|part| part.at).max()?;
         let running = sum(parts, |part| Some(part.running.into()));
@@ -134,18 +139,26 @@ impl LoadTracker {
             .map_or_else(GatewayLoad::default, |sum| sum.load);
         let requests = running.saturating_add(waiting.unwrap_or(0));
         let foreign = requests.saturating_sub(gateway.in_flight);
+        // Nothing of the prompts waits where no request does, if that is all that is told. But
+        // some that no engine has may wait before them, in the site's own router.
+        let waits = tokens.or(waiting.filter(|waiting| *waiting == 0).map(u64::from));
+        let seen = waits.filter(|_| requests >= gateway.in_flight);
+        let begun = seen.map(|waits| gateway.queued_tokens.saturating_sub(waits));
         Some(EngineSum {
-            ranks: u32::try_from(parts.len()).unwrap_or(u32::MAX),
+            ranks: ranks(parts),
             at,
             running,
             waiting,
+            waiting_tokens: tokens,
+            max_requests: capacity(parts, |part| part.max_requests.map(u64::from)).map(small),
             kv_use: overall(parts, |part| part.kv_use),
             kv_cached: overall(parts, |part| part.kv_cached),
-            kv_tokens: sum(parts, |part| part.kv_tokens),
+            kv_tokens: capacity(parts, |part| part.kv_tokens),
+            begun_tokens: begun.unwrap_or(0),
             foreign: ForeignLoad {
                 requests: foreign,
                 waiting: waiting.map(|waiting| foreign.min(waiting)),
-                waiting_tokens: tokens.map(|all| all.saturating_sub(gateway.queued_tokens)),
+                waiting_tokens: tokens.map(|all| all.saturating_sub(gateway.queued_prompt_tokens)),
             },
         })
     }
@@ -162,12 +175,17 @@ impl LoadTracker {
         for (_, part) in &parts {
             load.in_flight = load.in_flight.saturating_add(part.in_flight);
             load.queued_tokens = load.queued_tokens.saturating_add(part.queued_tokens);
+            load.queued_prompt_tokens = load
+                .queued_prompt_tokens
+                .saturating_add(part.queued_prompt_tokens);
             load.arrivals_per_s += part.arrivals_per_s.max(0.0);
         }
-        let speeds = parts
-            .iter()
-            .filter_map(|(_, part)| part.prefill_ms_per_token);
-        load.prefill_ms_per_token = mean(speeds.filter(|speed| *speed > 0.0));
+        let measured = |value: fn(&GatewayLoad) -> Option<f32>| {
+            let told = parts.iter().filter_map(|(_, part)| value(part));
+            mean(told.filter(|value| *value > 0.0))
+        };
+        load.prefill_ms_per_token = measured(|part| part.prefill_ms_per_token);
+        load.serving_ms = measured(|part| part.serving_ms);
         Some(GatewaySum { load, at })
     }
 }
@@ -214,7 +232,42 @@ fn newness(part: &EngineLoad) -> impl Ord {
     (
         (part.at, part.running, part.waiting, part.waiting_tokens),
         (share(part.kv_use), share(part.kv_cached), part.kv_tokens),
+        (part.extent, part.max_requests),
     )
+}
+
+/// The ranks' own parts, or those that others tell of all of them.
+fn chosen<'a>(parts: &[&'a EngineLoad]) -> Vec<&'a EngineLoad> {
+    let is_rank = |part: &&&EngineLoad| part.extent == Extent::Rank;
+    let (ranks, sites): (Vec<_>, Vec<_>) = parts.iter().partition(is_rank);
+    let newest = |parts: &[&EngineLoad]| parts.iter().map(|part| part.at).max();
+    match (newest(&ranks), newest(&sites)) {
+        (Some(own), Some(told)) if told.saturating_since(own) > RANKS_PREFERRED_FOR => sites,
+        (Some(_), _) => ranks,
+        (None, _) => sites,
+    }
+}
+
+/// How many ranks parts of one extent are of.
+fn ranks(parts: &[&EngineLoad]) -> Option<u32> {
+    let of = |part: &&EngineLoad| match part.extent {
+        Extent::Rank => None,
+        Extent::Site { ranks } => Some(ranks.map(NonZeroU32::get)),
+    };
+    let told: Vec<_> = parts.iter().filter_map(of).collect();
+    match told.is_empty() {
+        true => u32::try_from(parts.len()).ok(),
+        false => told.into_iter().flatten().max(),
+    }
+}
+
+/// What ranks have room for: their sum, unless one doesn't tell. Who tells of all ranks tells
+/// the whole of it, so of several such the largest counts.
+fn capacity(parts: &[&EngineLoad], value: impl Fn(&EngineLoad) -> Option<u64>) -> Option<u64> {
+    match parts.first()?.extent {
+        Extent::Rank => sum(parts, value),
+        Extent::Site { .. } => parts.iter().filter_map(|part| value(part)).max(),
+    }
 }
 
 /// The sum over all parts; `None` unless each has it.

@@ -12,6 +12,9 @@ pub struct Policy {
     pub rules: SiteRules,
     /// Prefill time per token where a site has not measured its own; above 0.
     pub prior_prefill_ms_per_token: f64,
+    /// How long a request is computed from its first token on, where a site has not measured it;
+    /// above 0.
+    pub prior_serving_ms: f64,
     /// Width of the band in which the deepest overlap wins, as a share of the least cost.
     pub band_share: f64,
     /// Least width of that band.
@@ -78,6 +81,7 @@ impl Default for Policy {
         Self {
             rules: SiteRules::default(),
             prior_prefill_ms_per_token: 0.02,
+            prior_serving_ms: 1000.0,
             band_share: 0.05,
             band_floor_ms: 5.0,
             spread_limit_ms: 500.0,

@@ -8,11 +8,15 @@
 //! answered, what waits in the engines past them, and this edge's own requests that the
 //! relays' reports do not include yet. Where load is not known, or not how many wait, the wait
 //! is at least the policy's `unknown_queue_ms`, so that silence is never taken for idleness.
+//!
+//! A site that computes as many requests at once as it can lets others wait until some end,
+//! however little they ask for. So where it is known how many that are, the wait is at least
+//! the one for a place.
 
 use core::time::Duration;
 
 use crate::id::{ModelId, RelayId};
-use crate::load::{EngineSum, ModelLoad};
+use crate::load::{EngineSum, GatewaySum, ModelLoad};
 use crate::time::Instant;
 use crate::view::{ModelView, RelayView, SiteView};
 
@@ -24,6 +28,8 @@ use super::{Local, RouteRequest};
 /// Bounds on the prefill speed that a relay may report, so that a wrong number cannot draw
 /// or drive away everything.
 const PREFILL_MS_PER_TOKEN: (f64, f64) = (1e-5, 10.0);
+/// Bounds on how long a request may be said to keep its place, for the same reason.
+const SERVING_MS: (f64, f64) = (1.0, 600_000.0);
 /// Window assumed where the path's is not known: QUIC's initial one.
 const INITIAL_WINDOW: f64 = 14_720.0;
 /// Share of the KV cache taken for used where the engines do not tell.
@@ -73,7 +79,8 @@ pub struct Score {
     pub uncached_tokens: u32,
     /// Whether the site's load is known and fresh, the requests that wait included.
     pub load_known: bool,
-    /// Ranks' worth of KV cache that is free; requests in the queue stand in the cost.
+    /// Ranks' worth of KV cache or of places that is free, whichever is less; requests in the
+    /// queue stand in the cost.
     pub spare: f64,
     /// How much the queue may have grown since it was reported.
     pub growth_ms: f64,
@@ -135,8 +142,9 @@ fn prompt_tokens(model: &ModelView, request: &RouteRequest<'_>, policy: &Policy)
 
 /// What is known of a site's load of one model, with this edge's own part.
 struct Load<'a> {
-    load: Option<&'a ModelLoad>,
     engines: Option<&'a EngineSum>,
+    gateway: Option<&'a GatewaySum>,
+    relayed_tokens: f64,
     known: bool,
     ranks: f64,
     ms_per_token: f64,
@@ -157,10 +165,11 @@ impl<'a> Load<'a> {
         let gateway = load.and_then(|load| load.gateway.as_ref());
         let speed = gateway.and_then(|sum| sum.load.prefill_ms_per_token);
         Self {
-            load,
             engines,
+            gateway,
+            relayed_tokens: load.map_or(0.0, |load| load.relayed_tokens() as f64),
             known: load.is_some_and(fresh),
-            ranks: engines.map_or(1.0, |sum| f64::from(sum.ranks.max(1))),
+            ranks: engines.map_or(1.0, |sum| f64::from(sum.ranks.unwrap_or(1).max(1))),
             ms_per_token: speed
                 .map_or(policy.prior_prefill_ms_per_token, f64::from)
                 .clamp(PREFILL_MS_PER_TOKEN.0, PREFILL_MS_PER_TOKEN.1),
@@ -169,34 +178,63 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// The wait for all queued tokens, drained by all ranks at once.
+    /// The wait for all queued tokens, drained by all ranks at once, or for a place, whichever
+    /// is longer: prompts that wait are computed as others end.
     ///
     /// An old report is better than none: it still counts, if it says more than the prior.
     fn queue_ms(&self, policy: &Policy) -> f64 {
-        let gateway = self.load.and_then(|load| load.gateway.as_ref());
-        let relayed = gateway.map_or(0.0, |sum| sum.load.queued_tokens as f64);
         let foreign = self.engines.and_then(|sum| backlog(sum, policy));
         let foreign = foreign.unwrap_or(0.0);
         let wait = |tokens: f64| tokens * self.ms_per_token / self.ranks;
-        let reported = wait(relayed + foreign);
+        let reported = wait(self.relayed_tokens + foreign);
         let reported = if self.known {
             reported
         } else {
             reported.max(policy.unknown_queue_ms)
         };
-        reported + wait(self.own.queued_tokens as f64)
+        let tokens_ms = reported + wait(self.own.queued_tokens as f64);
+        tokens_ms.max(self.place_ms(policy))
     }
 
+    /// The wait until so many requests have ended that this one is computed: each place is free
+    /// once in the time that a request keeps it.
+    fn place_ms(&self, policy: &Policy) -> f64 {
+        let Some((there, places)) = self.places() else {
+            return 0.0;
+        };
+        if there < places {
+            return 0.0;
+        }
+        let measured = self.gateway.and_then(|sum| sum.load.serving_ms);
+        let serving_ms = measured
+            .map_or(policy.prior_serving_ms, f64::from)
+            .clamp(SERVING_MS.0, SERVING_MS.1);
+        (there - places + 1.0) * serving_ms / places
+    }
+
+    /// Requests that are there, whichever way they came, and how many are computed at once.
+    fn places(&self) -> Option<(f64, f64)> {
+        let engines = self.engines?;
+        let places = engines.max_requests.filter(|places| *places > 0)?;
+        let relayed = self.gateway.map_or(0, |sum| sum.load.in_flight);
+        let others = engines.foreign.requests.saturating_add(relayed);
+        let there = others.saturating_add(self.own.requests);
+        Some((there.into(), places.into()))
+    }
+
+    /// By what there is less of: memory or places.
     fn spare(&self) -> f64 {
         let kv_use = self.engines.and_then(|sum| sum.kv_use);
-        let free = 1.0 - kv_use.map_or(UNKNOWN_KV_USE, f64::from).clamp(0.0, 1.0);
-        (self.ranks * free).max(LEAST_SPARE)
+        let taken = self.places().map_or(0.0, |(there, places)| there / places);
+        let used = kv_use.map_or(UNKNOWN_KV_USE, f64::from).max(taken);
+        (self.ranks * (1.0 - used.clamp(0.0, 1.0))).max(LEAST_SPARE)
     }
 
     /// The wait that requests like this one add, if they came as the relays say.
     fn growth_ms(&self, transit_ms: f64, prefill_ms: f64) -> f64 {
-        let gateway = self.load.and_then(|load| load.gateway.as_ref());
-        let arrivals_per_s = gateway.map_or(0.0, |sum| f64::from(sum.load.arrivals_per_s));
+        let arrivals_per_s = self
+            .gateway
+            .map_or(0.0, |sum| f64::from(sum.load.arrivals_per_s));
         let arrived = arrivals_per_s * (self.gateway_age_ms + transit_ms) / 1000.0;
         let growth = arrived * prefill_ms / self.ranks;
         if growth.is_finite() {
@@ -207,7 +245,7 @@ impl<'a> Load<'a> {
     }
 }
 
-/// Uncached prompt tokens that wait in the engines past the relays, as far as that is told.
+/// Prompt tokens that wait in the engines past the relays, as far as that is told.
 fn backlog(sum: &EngineSum, policy: &Policy) -> Option<f64> {
     let foreign = &sum.foreign;
     let tokens = foreign.waiting_tokens.map(|tokens| tokens as f64);

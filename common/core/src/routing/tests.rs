@@ -319,6 +319,46 @@ fn foreign_requests_that_wait_are_part_of_the_queue() {
 }
 
 #[test]
+fn a_request_waits_for_a_place_where_all_are_taken() {
+    let queue_ms = |site: Site| {
+        let case = Case::new(100, vec![site.places(4).serving(800.0)]);
+        case.score("fra").cost.queue_ms.round()
+    };
+    let fra = || Site::new("fra", 4);
+
+    assert_eq!(queue_ms(fra().in_flight(3)), 0.0);
+    assert_eq!(queue_ms(fra().in_flight(4)), 200.0);
+    // Three wait already, one of them past the relays.
+    assert_eq!(queue_ms(fra().in_flight(6).foreign_waiting(1)), 800.0);
+    // The queue's tokens take longer than that.
+    assert_eq!(queue_ms(fra().in_flight(4).queued(50_000)), 1000.0);
+}
+
+#[test]
+fn a_full_site_is_left_for_one_with_places() {
+    let busy = || Site::new("fra", 4).warm(6).in_flight(8);
+    let other = || Site::new("par", 20);
+
+    let unknown = Case::new(100, vec![busy(), other()]);
+    let full = Case::new(100, vec![busy().places(8), other().places(8)]);
+    let roomy = Case::new(100, vec![busy().places(16), other().places(8)]);
+
+    assert_eq!(unknown.chosen(), "fra");
+    assert_eq!(full.chosen(), "par");
+    assert_eq!(roomy.chosen(), "fra");
+}
+
+#[test]
+fn among_equals_those_with_places_get_more() {
+    let half = Site::new("fra", 4).kv_use(0.0).places(8).in_flight(7);
+    let empty = Site::new("par", 4).kv_use(0.0).places(8);
+
+    let [fra, par] = Case::new(1000, vec![half, empty]).drawn(1000, ["fra", "par"]);
+
+    assert!(par > 4 * fra, "{fra} and {par}");
+}
+
+#[test]
 fn own_requests_count_until_the_relay_includes_them() {
     let queue_ms = |echo| {
         let mut case = Case::new(100, vec![Site::new("fra", 4).queued(1000).echo(echo)]);

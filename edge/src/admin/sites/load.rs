@@ -1,11 +1,12 @@
 //! What the page says of how busy a site is.
 
 use kvgrid_core::Instant;
-use kvgrid_core::load::{EngineSum, GatewaySum, ModelLoad, RelayEcho, SiteLoad};
+use kvgrid_core::load::{EngineSum, GatewaySum, ModelLoad, RelayEcho};
 use kvgrid_core::view::SiteView;
 use serde::Serialize;
 
 use super::{age_ms, model_name};
+use crate::route::Router;
 
 /// A site's load, as its relays told it.
 #[derive(Serialize)]
@@ -24,19 +25,24 @@ struct Echo<'a> {
 #[derive(Serialize)]
 struct LoadOfModel {
     model: String,
+    requests: Option<u32>,
+    backlog_tokens: Option<u64>,
     engines: Option<Engines>,
     gateway: Option<Gateway>,
 }
 
 #[derive(Serialize)]
 struct Engines {
-    ranks: u32,
+    ranks: Option<u32>,
     age_ms: f64,
     running: u32,
     waiting: Option<u32>,
+    waiting_tokens: Option<u64>,
+    max_requests: Option<u32>,
     kv_use: Option<f32>,
     kv_cached: Option<f32>,
     kv_tokens: Option<u64>,
+    begun_tokens: u64,
     foreign: Foreign,
 }
 
@@ -52,12 +58,14 @@ struct Gateway {
     age_ms: f64,
     in_flight: u32,
     queued_tokens: u64,
+    queued_prompt_tokens: u64,
     arrivals_per_s: f32,
     prefill_ms_per_token: Option<f32>,
+    serving_ms: Option<f32>,
 }
 
 impl<'a> Load<'a> {
-    pub(super) fn of(load: &'a SiteLoad, site: &SiteView, now: Instant) -> Self {
+    pub(super) fn of(site: &'a SiteView, router: &Router, now: Instant) -> Self {
         let echo = |part: &'a RelayEcho| Echo {
             id: part.relay.as_str(),
             age_ms: age_ms(part.at, now),
@@ -65,12 +73,14 @@ impl<'a> Load<'a> {
         };
         let of_model = |load: &ModelLoad| LoadOfModel {
             model: model_name(site, load.model),
+            requests: load.requests(),
+            backlog_tokens: load.backlog_tokens(),
             engines: load.engines.map(|sum| Engines::of(&sum, now)),
             gateway: load.gateway.map(|sum| Gateway::of(&sum, now)),
         };
         Self {
-            relays: load.relays.iter().map(echo).collect(),
-            models: load.models.iter().map(of_model).collect(),
+            relays: site.load.relays.iter().map(echo).collect(),
+            models: router.fresh_load(site).iter().map(of_model).collect(),
         }
     }
 }
@@ -82,9 +92,12 @@ impl Engines {
             age_ms: age_ms(sum.at, now),
             running: sum.running,
             waiting: sum.waiting,
+            waiting_tokens: sum.waiting_tokens,
+            max_requests: sum.max_requests,
             kv_use: sum.kv_use,
             kv_cached: sum.kv_cached,
             kv_tokens: sum.kv_tokens,
+            begun_tokens: sum.begun_tokens,
             foreign: Foreign {
                 requests: sum.foreign.requests,
                 waiting: sum.foreign.waiting,
@@ -100,8 +113,10 @@ impl Gateway {
             age_ms: age_ms(sum.at, now),
             in_flight: sum.load.in_flight,
             queued_tokens: sum.load.queued_tokens,
+            queued_prompt_tokens: sum.load.queued_prompt_tokens,
             arrivals_per_s: sum.load.arrivals_per_s,
             prefill_ms_per_token: sum.load.prefill_ms_per_token,
+            serving_ms: sum.load.serving_ms,
         }
     }
 }

@@ -109,37 +109,52 @@ fn load() -> ModelLoad {
     ModelLoad {
         model: model().id(),
         engines: Some(EngineSum {
-            ranks: 1,
+            ranks: Some(1),
             at: Instant::ZERO,
             running: 2,
             waiting: Some(1),
+            waiting_tokens: None,
+            max_requests: Some(16),
             kv_use: Some(0.25),
             kv_cached: Some(0.5),
             kv_tokens: None,
-            foreign: ForeignLoad::default(),
+            begun_tokens: 0,
+            foreign: ForeignLoad {
+                requests: 1,
+                ..ForeignLoad::default()
+            },
         }),
         gateway: Some(GatewaySum {
             load: GatewayLoad {
                 in_flight: 3,
                 queued_tokens: 500,
+                queued_prompt_tokens: 700,
                 arrivals_per_s: 0.5,
                 prefill_ms_per_token: None,
+                serving_ms: Some(750.0),
             },
             at: Instant::ZERO,
         }),
     }
 }
 
-fn router(site: SiteView) -> Router {
-    let view = Arc::new(ArcSwap::from_pointee(GridView::new(vec![site])));
-    let (metrics, _) = Metrics::new(Arc::clone(&view));
-    let config = RouterConfig {
+fn config() -> RouterConfig {
+    RouterConfig {
         retry: RetryTable {
             failures: 1,
             ..RetryTable::default()
         },
         ..RouterConfig::default()
-    };
+    }
+}
+
+fn router(site: SiteView) -> Router {
+    router_with(site, config())
+}
+
+fn router_with(site: SiteView, config: RouterConfig) -> Router {
+    let view = Arc::new(ArcSwap::from_pointee(GridView::new(vec![site])));
+    let (metrics, _) = Metrics::new(Arc::clone(&view));
     Router::new(view, config, (Clock::start(), 1), metrics)
 }
 
@@ -202,21 +217,41 @@ fn a_site_is_shown_with_all_that_is_known_of_it() {
         "load": {
             "relays": [{"id": "fra-1", "echo": 12}],
             "models": [{
-                "model": "tiny-chat",
+                "model": "tiny-chat", "requests": 4, "backlog_tokens": null,
                 "engines": {
-                    "ranks": 1, "running": 2, "waiting": 1, "kv_use": 0.25,
-                    "kv_cached": 0.5, "kv_tokens": null,
-                    "foreign": {"requests": 0, "waiting": null, "waiting_tokens": null},
+                    "ranks": 1, "running": 2, "waiting": 1, "waiting_tokens": null,
+                    "max_requests": 16, "kv_use": 0.25, "kv_cached": 0.5, "kv_tokens": null,
+                    "begun_tokens": 0,
+                    "foreign": {"requests": 1, "waiting": null, "waiting_tokens": null},
                 },
                 "gateway": {
-                    "in_flight": 3, "queued_tokens": 500, "arrivals_per_s": 0.5,
-                    "prefill_ms_per_token": null,
+                    "in_flight": 3, "queued_tokens": 500, "queued_prompt_tokens": 700,
+                    "arrivals_per_s": 0.5, "prefill_ms_per_token": null, "serving_ms": 750.0,
                 },
             }],
         },
     });
 
     assert_eq!(shown(&router(site())), expected);
+}
+
+#[test]
+fn a_load_that_is_too_old_is_not_shown() {
+    let load_of = |stale_after| {
+        let mut config = config();
+        config.policy.load_stale_after = stale_after;
+        let router = router_with(site(), config);
+        let text = page(&EdgeId::new("eu-1").unwrap(), &router);
+        let page: Value = serde_json::from_str(&text).unwrap();
+        page["sites"][0]["load"]["models"][0].clone()
+    };
+
+    let fresh = load_of(Duration::from_secs(60));
+    let old = load_of(Duration::from_nanos(1));
+
+    assert_eq!(fresh["requests"], 4);
+    let gone = ["requests", "backlog_tokens", "engines", "gateway"];
+    assert!(gone.iter().all(|name| old[name].is_null()), "{old}");
 }
 
 #[test]

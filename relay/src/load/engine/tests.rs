@@ -1,3 +1,4 @@
+use super::super::join::Known;
 use super::*;
 
 const ENGINE: &str = "vllm:num_requests_running{engine=\"0\",model_name=\"m\"} 3\n\
@@ -10,7 +11,12 @@ const ENGINE: &str = "vllm:num_requests_running{engine=\"0\",model_name=\"m\"} 3
 const FRONTEND: &str = "dynamo_frontend_inflight_requests{model=\"m\"} 7\n\
     dynamo_frontend_queued_requests{model=\"m\"} 2\n\
     dynamo_frontend_model_total_kv_blocks{model=\"m\"} 2048\n\
-    dynamo_frontend_model_kv_cache_block_size{model=\"m\"} 16\n";
+    dynamo_frontend_model_kv_cache_block_size{model=\"m\"} 16\n\
+    dynamo_frontend_model_max_num_seqs{model=\"m\"} 4\n";
+const REGISTERED: &str = "dynamo_component_uptime_seconds{worker_id=\"2bf1e80559fb735e\"} 785.1\n\
+    dynamo_component_router_worker_registered{dp_rank=\"0\",router_worker_id=\"7\",worker_id=\"2b\",worker_type=\"decode\"} 1\n\
+    dynamo_component_router_worker_registered{dp_rank=\"1\",router_worker_id=\"7\",worker_id=\"2b\",worker_type=\"decode\"} 1\n\
+    dynamo_component_router_worker_registered{dp_rank=\"0\",router_worker_id=\"8\",worker_id=\"2b\",worker_type=\"decode\"} 0\n";
 
 fn model() -> ModelId {
     ModelName::new("m").unwrap().id()
@@ -21,7 +27,13 @@ fn merged(pages: &[&str]) -> Vec<EngineLoad> {
         .zip(pages)
         .map(|(worker, text)| (worker, Instant::ZERO, Page::parse(text)))
         .collect();
-    merge(&pages, &BTreeMap::new())
+    let known = Known {
+        pages: &pages,
+        usage: &[],
+        pools: &[],
+        rank_requests: None,
+    };
+    known.engines(Instant::ZERO)
 }
 
 #[test]
@@ -87,6 +99,7 @@ fn sglangs_priorities_and_processes_are_no_further_requests() {
 fn tensorrt_llm_tells_load_by_its_own_names() {
     let page = "trtllm_num_requests_running{engine_type=\"trtllm\",model_name=\"m\"} 2\n\
         trtllm_num_requests_waiting{engine_type=\"trtllm\",model_name=\"m\"} 9\n\
+        trtllm_max_num_active_requests{engine_type=\"trtllm\",model_name=\"m\"} 64\n\
         trtllm_kv_cache_utilization{engine_type=\"trtllm\",model_name=\"m\"} 0.75\n\
         trtllm_kv_cache_max_blocks{engine_type=\"trtllm\",model_name=\"m\"} 10\n\
         trtllm_kv_cache_tokens_per_block{engine_type=\"trtllm\",model_name=\"m\"} 32\n";
@@ -97,6 +110,7 @@ fn tensorrt_llm_tells_load_by_its_own_names() {
 
     assert_eq!((load.running, load.waiting), (2, Some(9)));
     assert_eq!((load.kv_use, load.kv_tokens), (Some(0.75), Some(320)));
+    assert_eq!(load.max_requests, Some(64));
 }
 
 #[test]
@@ -105,9 +119,46 @@ fn a_frontend_counts_the_waiting_among_those_in_flight() {
 
     assert_eq!(loads.len(), 1);
     assert_eq!((loads[0].running, loads[0].waiting), (5, Some(2)));
-    assert_eq!(loads[0].kv_tokens, Some(2048 * 16));
-    let blocks: Vec<_> = Page::parse(FRONTEND).kv_blocks().collect();
-    assert_eq!(blocks, [(model(), 2048)]);
+    assert_eq!(loads[0].extent, Extent::Site { ranks: None });
+}
+
+#[test]
+fn what_a_frontend_says_of_one_rank_is_of_as_many_as_it_knows() {
+    let page = format!("{FRONTEND}{REGISTERED}");
+    let blocks = |page| {
+        let blocks: Vec<_> = Page::parse(page).kv_blocks().collect();
+        blocks
+    };
+
+    let [load] = merged(&[&page])[..] else {
+        panic!("one part");
+    };
+    let [unknown] = merged(&[FRONTEND])[..] else {
+        panic!("one part");
+    };
+
+    let ranks = NonZeroU32::new(2);
+    assert_eq!(load.extent, Extent::Site { ranks });
+    assert_eq!(load.max_requests, Some(2 * 4));
+    assert_eq!(load.kv_tokens, Some(2 * 2048 * 16));
+    assert_eq!(blocks(&page), [(model(), 2 * 2048)]);
+    assert_eq!((unknown.max_requests, unknown.kv_tokens), (None, None));
+    assert_eq!(blocks(FRONTEND), []);
+    assert_eq!(Page::parse(&page).process, Some(0x2bf1_e805_59fb_735e));
+}
+
+#[test]
+fn ranks_that_may_not_be_the_models_or_not_alike_are_not_counted() {
+    let two_models =
+        format!("{FRONTEND}{REGISTERED}dynamo_frontend_inflight_requests{{model=\"n\"}} 1\n");
+    let prefill = "dynamo_component_router_worker_registered{dp_rank=\"0\",router_worker_id=\"9\",worker_type=\"prefill\"} 1\n";
+    let two_kinds = format!("{FRONTEND}{REGISTERED}{prefill}");
+
+    for page in [two_models, two_kinds] {
+        let loads = merged(&[&page]);
+        assert!(loads.iter().all(|load| load.max_requests.is_none()));
+        assert_eq!(loads[0].extent, Extent::Site { ranks: None });
+    }
 }
 
 #[test]
@@ -115,20 +166,6 @@ fn a_frontend_without_a_queue_does_not_say_that_nobody_waits() {
     let loads = merged(&["dynamo_frontend_inflight_requests{model=\"m\"} 7\n"]);
 
     assert_eq!((loads[0].running, loads[0].waiting), (7, None));
-}
-
-#[test]
-fn what_workers_say_of_their_use_stands_beside_the_frontends_counts() {
-    let page = |text| (1, Instant::ZERO, Page::parse(text));
-    let usage = BTreeMap::from([(model(), 0.25)]);
-
-    let frontend = merge(&[page(FRONTEND)], &usage);
-    let engine = merge(&[page(ENGINE)], &usage);
-    let nobody = merge(&[], &usage);
-
-    assert_eq!(frontend[0].kv_use, Some(0.25));
-    assert_eq!(engine[0].kv_use, Some(0.5), "the engine knows better");
-    assert_eq!(nobody, [], "how full a cache is says nothing of requests");
 }
 
 #[test]

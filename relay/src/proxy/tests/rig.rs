@@ -1,5 +1,6 @@
 //! A relay's proxy between an edge's connection and a frontend of the test's own.
 
+use bytes::Bytes;
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;

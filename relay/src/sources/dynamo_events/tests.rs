@@ -11,6 +11,50 @@ use super::*;
 use crate::discovery::tests::{Store, model_card};
 use crate::discovery::{self};
 
+/// What workers said of themselves, step by step.
+pub(crate) struct Told(pub(crate) Usage);
+
+/// Workers 7, 8 and so on, of so many ranks each, which have 100 blocks of 16 tokens and compute
+/// eight requests at once.
+pub(crate) fn usage_of(workers: u64, ranks: u32) -> Told {
+    let card = model_card("http://127.0.0.1:1");
+    let mut card = discovery::ModelCard::parse(card).unwrap();
+    let runtime = &mut card.fields.runtime_config;
+    (runtime.total_kv_blocks, runtime.max_num_seqs) = (Some(100), Some(8));
+    runtime.data_parallel_size = Some(ranks);
+    card.fields.kv_cache_block_size = 16;
+    let mut usage = Usage::default();
+    let workers = (7..7 + workers).map(|worker| (worker, Size::of(&card)));
+    usage.set_workers(workers.collect());
+    Told(usage)
+}
+
+impl Told {
+    pub(crate) fn used(mut self, worker: u64, rank: u32, blocks: u64) -> Self {
+        self.0.set_used(1, WorkerRank { worker, rank }, blocks);
+        self
+    }
+
+    /// A step that computed some requests while some waited, with their prompts' tokens.
+    pub(crate) fn step(
+        mut self,
+        worker: u64,
+        rank: u32,
+        at: kvgrid_core::Instant,
+        (running, waiting, waiting_tokens): (u32, u32, u64),
+    ) -> Self {
+        let step = kvgrid_core::event::dynamo::Step {
+            worker,
+            rank,
+            running,
+            waiting,
+            waiting_tokens,
+        };
+        self.0.set_step(2, at, step);
+        self
+    }
+}
+
 const PATIENCE: Duration = Duration::from_secs(20);
 
 const DEAD: Duration = Duration::from_secs(11);
@@ -128,7 +172,7 @@ impl Listener {
         };
         let mut tasks = JoinSet::new();
         tasks.spawn(discovery::watch(store.settings(), sender));
-        tasks.spawn(run(settings, sightings, events, usage));
+        tasks.spawn(run(settings, sightings, Clock::start(), events, usage));
         Self {
             events: receiver,
             usage: used,
@@ -485,4 +529,48 @@ async fn use_is_known_while_the_worker_lives() {
     listener
         .until("nothing else was told", |l| l.feeds.is_empty())
         .await;
+}
+
+#[tokio::test]
+async fn what_ranks_compute_is_known_by_their_steps_while_they_tell_them() {
+    let store = Store::new();
+    let listener = Listener::to(&store);
+    let mut worker = Publishing::start(4, 11).await;
+    store.register_model(11, &model_card("http://127.0.0.1:1"));
+    store.register_channel("forward-pass-metrics", 4, &worker.address);
+    let requests = |prefill: u32, decode: u32, tokens: u64| {
+        json!({"num_prefill_requests": prefill, "num_decode_requests": decode,
+            "sum_prefill_tokens": tokens})
+    };
+    let step = json!({"version": 1, "worker_id": "11", "dp_rank": 0, "counter_id": 1,
+        "scheduled_requests": requests(1, 3, 40), "queued_requests": requests(2, 0, 500)});
+    let payload = rmp_serde::to_vec_named(&step).unwrap();
+    let model = ModelName::new("tiny-chat").unwrap().id();
+
+    let mut usage = listener.usage.clone();
+    let told = async {
+        loop {
+            let loads = usage
+                .borrow_and_update()
+                .rank_loads(model, kvgrid_core::Instant::ZERO);
+            if let Some(loads) = loads {
+                return loads;
+            }
+            worker.send("forward-pass-metrics", &payload).await;
+            let _ = timeout(Duration::from_millis(50), usage.changed()).await;
+        }
+    };
+    let loads = timeout(PATIENCE, told).await.unwrap();
+    store.write("event_channels", "c4", &json!({"type": "Gone"}));
+    let gone = usage.wait_for(|usage| {
+        let loads = usage.rank_loads(model, kvgrid_core::Instant::ZERO);
+        loads.is_none()
+    });
+    timeout(PATIENCE, gone).await.unwrap().unwrap();
+
+    assert_eq!((loads[0].worker, loads[0].running), (11, 4));
+    assert_eq!(
+        (loads[0].waiting, loads[0].waiting_tokens),
+        (Some(2), Some(500))
+    );
 }

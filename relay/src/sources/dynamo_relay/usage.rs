@@ -15,7 +15,7 @@ use super::v1::{KvPoolLoadUpdate, ServingReadinessState, ServingReadinessUpdate}
 use super::watching::pool_key;
 use super::{Closed, RelaySettings};
 use crate::retry::Retry;
-use crate::sources::dynamo_events::Usage;
+use crate::sources::dynamo_events::{PoolUse, Usage};
 use crate::sources::{FeedId, SourceEvent};
 
 /// Load comes each second.
@@ -80,7 +80,11 @@ pub(super) fn use_of(update: &KvPoolLoadUpdate, ours: &BTreeSet<Vec<u8>>) -> Usa
             pool.kv_observed_ranks > 0 && pool.kv_observed_ranks == pool.kv_expected_ranks;
         complete && pool.total_kv_blocks > 0 && ours.contains(&pool_key(id))
     });
-    Usage::of_pools(pools.map(|pool| (pool.kv_used_blocks, pool.total_kv_blocks)))
+    Usage::of_pools(pools.map(|pool| PoolUse {
+        used: pool.kv_used_blocks,
+        blocks: pool.total_kv_blocks,
+        ranks: pool.kv_expected_ranks,
+    }))
 }
 
 /// Tells whether the peer finds the model served, until nobody listens.

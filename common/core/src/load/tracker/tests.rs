@@ -17,10 +17,12 @@ fn engine(worker: u64, ms: u64, running: u32, waiting: u32) -> EngineLoad {
         model: MODEL,
         worker,
         rank: 0,
+        extent: Extent::Rank,
         at: at(ms),
         running,
         waiting: Some(waiting),
         waiting_tokens: None,
+        max_requests: None,
         kv_use: None,
         kv_cached: None,
         kv_tokens: None,
@@ -31,6 +33,7 @@ fn gateway(in_flight: u32, queued_tokens: u64) -> Vec<(ModelId, GatewayLoad)> {
     let load = GatewayLoad {
         in_flight,
         queued_tokens,
+        queued_prompt_tokens: queued_tokens,
         ..GatewayLoad::default()
     };
     vec![(MODEL, load)]
@@ -66,7 +69,7 @@ fn the_freshest_report_of_an_engine_wins() {
     ]);
 
     let engines = load.engines.unwrap();
-    assert_eq!((engines.ranks, engines.running), (2, 6));
+    assert_eq!((engines.ranks, engines.running), (Some(2), 6));
     assert_eq!(engines.at, at(11));
 }
 
@@ -155,6 +158,108 @@ fn the_use_of_caches_is_weighed_by_their_sizes() {
 }
 
 #[test]
+fn ranks_compute_as_many_requests_as_all_of_them_and_unknown_if_one_is_silent() {
+    let with = |worker, max_requests| EngineLoad {
+        max_requests,
+        ..engine(worker, 10, 0, 0)
+    };
+    let of = |engines| {
+        let load = merged(vec![("a", sample(10, engines, vec![]))]);
+        load.engines.unwrap().max_requests
+    };
+
+    assert_eq!(of(vec![with(1, Some(4)), with(2, Some(8))]), Some(12));
+    assert_eq!(of(vec![with(1, Some(4)), with(2, None)]), None);
+}
+
+/// What a frontend tells of `ranks` ranks.
+fn frontend(worker: u64, ms: u64, running: u32, ranks: u32) -> EngineLoad {
+    EngineLoad {
+        extent: Extent::Site {
+            ranks: NonZeroU32::new(ranks),
+        },
+        max_requests: Some(8),
+        kv_tokens: Some(1000),
+        ..engine(worker, ms, running, 0)
+    }
+}
+
+#[test]
+fn frontends_count_their_own_requests_and_tell_of_the_same_ranks() {
+    let load = merged(vec![
+        ("a", sample(20, vec![frontend(1, 20, 5, 2)], vec![])),
+        ("b", sample(20, vec![frontend(2, 20, 3, 0)], vec![])),
+    ]);
+
+    let engines = load.engines.unwrap();
+    assert_eq!((engines.running, engines.ranks), (8, Some(2)));
+    assert_eq!(
+        (engines.max_requests, engines.kv_tokens),
+        (Some(8), Some(1000))
+    );
+}
+
+#[test]
+fn a_frontend_counts_only_while_its_ranks_are_silent() {
+    let of = |own_ms, told_ms| {
+        let parts = vec![engine(1, own_ms, 4, 0), frontend(9, told_ms, 7, 0)];
+        let load = merged(vec![("a", sample(told_ms, parts, vec![]))]);
+        let engines = load.engines.unwrap();
+        (engines.running, engines.ranks)
+    };
+
+    assert_eq!(of(1000, 2900), (4, Some(1)));
+    assert_eq!(of(1000, 3100), (7, None));
+}
+
+#[test]
+fn what_waits_in_all_is_unknown_unless_engines_and_relays_tell() {
+    let telling = |tokens| EngineLoad {
+        waiting_tokens: tokens,
+        ..engine(1, 10, 2, 3)
+    };
+    let queued = GatewayLoad {
+        in_flight: 4,
+        queued_tokens: 300,
+        queued_prompt_tokens: 400,
+        ..GatewayLoad::default()
+    };
+    let of = |tokens, gateway: Vec<_>| {
+        let load = merged(vec![("a", sample(10, vec![telling(tokens)], gateway))]);
+        (load.backlog_tokens(), load.requests())
+    };
+
+    // Of 1,000 tokens that wait, 400 came by the relay, which knows 100 of them to be cached.
+    assert_eq!(of(Some(1000), vec![(MODEL, queued)]), (Some(900), Some(5)));
+    assert_eq!(of(None, vec![(MODEL, queued)]), (None, Some(5)));
+}
+
+#[test]
+fn prompts_that_engines_have_begun_with_wait_no_longer() {
+    let telling = |running, waiting, tokens| EngineLoad {
+        waiting_tokens: tokens,
+        ..engine(1, 10, running, waiting)
+    };
+    let relayed = |engine| {
+        let load = merged(vec![("a", sample(10, vec![engine], gateway(10, 1000)))]);
+        load.relayed_tokens()
+    };
+
+    assert_eq!(relayed(telling(8, 2, Some(200))), 200);
+    assert_eq!(relayed(telling(10, 0, None)), 0);
+    assert_eq!(
+        relayed(telling(8, 2, None)),
+        1000,
+        "nobody says how much waits"
+    );
+    assert_eq!(
+        relayed(telling(5, 2, Some(200))),
+        1000,
+        "three are not seen"
+    );
+}
+
+#[test]
 fn nothing_reported_is_unknown_and_not_zero() {
     let load = merged(vec![("a", sample(10, vec![], gateway(0, 0)))]);
 
@@ -187,7 +292,7 @@ fn an_engine_that_nobody_reports_is_forgotten() {
         ("a", sample(11_000, vec![engine(2, 11_000, 1, 0)], vec![])),
     ]);
 
-    assert_eq!(load.engines.unwrap().ranks, 1);
+    assert_eq!(load.engines.unwrap().ranks, Some(1));
 }
 
 #[test]
@@ -210,18 +315,36 @@ fn any_engine() -> impl Strategy<Value = EngineLoad> {
         prop::option::of(0_u64..999),
     );
     let size = prop::option::of(1_u64..999);
-    (0_u64..3, 0_u64..40, counts, share(), share(), size).prop_map(
-        |(worker, ms, (running, waiting, waiting_tokens), kv_use, kv_cached, kv_tokens)| {
-            EngineLoad {
-                waiting,
-                waiting_tokens,
-                kv_use,
-                kv_cached,
-                kv_tokens,
-                ..engine(worker, ms, running, 0)
-            }
-        },
+    let extent = prop_oneof![
+        Just(Extent::Rank),
+        (0_u32..4).prop_map(|ranks| Extent::Site {
+            ranks: NonZeroU32::new(ranks)
+        }),
+    ];
+    let sizes = (size, prop::option::of(1_u32..9));
+    (
+        0_u64..3,
+        0_u64..40,
+        counts,
+        share(),
+        share(),
+        (sizes, extent),
     )
+        .prop_map(
+            |(worker, ms, (running, waiting, waiting_tokens), kv_use, kv_cached, rest)| {
+                let ((kv_tokens, max_requests), extent) = rest;
+                EngineLoad {
+                    extent,
+                    max_requests,
+                    waiting,
+                    waiting_tokens,
+                    kv_use,
+                    kv_cached,
+                    kv_tokens,
+                    ..engine(worker, ms, running, 0)
+                }
+            },
+        )
 }
 
 proptest! {

@@ -66,13 +66,16 @@ impl Site {
             load: SiteLoad::default(),
         };
         let engines = EngineSum {
-            ranks: 1,
+            ranks: Some(1),
             at: NOW,
             running: 0,
             waiting: Some(0),
+            waiting_tokens: None,
+            max_requests: None,
             kv_use: Some(0.5),
             kv_cached: None,
             kv_tokens: None,
+            begun_tokens: 0,
             foreign: ForeignLoad {
                 waiting: Some(0),
                 ..ForeignLoad::default()
@@ -183,6 +186,24 @@ impl Site {
     pub(crate) fn foreign_waiting(mut self, requests: u32) -> Self {
         self.engines.foreign.waiting = Some(requests);
         self.engines.foreign.requests = requests;
+        self
+    }
+
+    /// Its engines compute so many requests at once.
+    pub(crate) fn places(mut self, requests: u32) -> Self {
+        self.engines.max_requests = Some(requests);
+        self
+    }
+
+    /// So many requests have come by its relays and have not ended.
+    pub(crate) fn in_flight(mut self, requests: u32) -> Self {
+        self.gateway.in_flight = requests;
+        self
+    }
+
+    /// Its requests keep their places so long.
+    pub(crate) fn serving(mut self, millis: f32) -> Self {
+        self.gateway.serving_ms = Some(millis);
         self
     }
 

@@ -76,7 +76,7 @@ impl Queue {
             in_flight: waiting,
             queued_tokens: u64::from(waiting) * u64::from(PROMPT),
             arrivals_per_s: self.arrivals.len() as f32,
-            prefill_ms_per_token: None,
+            ..GatewayLoad::default()
         };
         self.echo = self.arrived_of;
     }
@@ -92,13 +92,16 @@ impl Queue {
             models: vec![ModelLoad {
                 model: ModelName::new(MODEL).unwrap().id(),
                 engines: Some(EngineSum {
-                    ranks: u32::try_from(RANKS).unwrap(),
+                    ranks: u32::try_from(RANKS).ok(),
                     at,
                     running: 0,
                     waiting: Some(0),
+                    waiting_tokens: None,
+                    max_requests: None,
                     kv_use: Some(0.5),
                     kv_cached: None,
                     kv_tokens: None,
+                    begun_tokens: 0,
                     foreign: ForeignLoad {
                         waiting: Some(0),
                         ..ForeignLoad::default()
