@@ -42,7 +42,7 @@ pub use live::tell as tell_live;
 pub use options::{KvSource, Release, SiteOptions};
 pub use plane::Published;
 pub use services::Services;
-pub use site::Site;
+pub use site::{EngineRequests, Site};
 
 use crate::lock::{self, target_dir};
 use crate::skip::skip;

@@ -38,8 +38,8 @@ mod site;
 pub use config::{MODEL, model_dir};
 pub use conversation::{Conversation, Turn};
 pub use known::{
-    Applied, Known, KnownAgreement, KnownCard, KnownFacts, KnownMatching, KnownModel, KnownParity,
-    KnownPool, KnownRelay, KnownSite,
+    Applied, Known, KnownAgreement, KnownCard, KnownEngines, KnownFacts, KnownForeign, KnownLoad,
+    KnownMatching, KnownModel, KnownModelLoad, KnownParity, KnownPool, KnownRelay, KnownSite,
 };
 pub use plan::{EdgePlan, GridPlan, SitePlan};
 pub use process::{Process, hold_leash};

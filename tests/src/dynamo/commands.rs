@@ -32,6 +32,8 @@ pub(super) fn worker_arguments(
     };
     let host =
         (options.host_blocks > 0).then(|| ("--num-host-blocks", options.host_blocks.to_string()));
+    let requests = options.max_requests;
+    let requests = requests.map(|requests| ("--max-num-seqs", requests.to_string()));
     [
         ("--model-path", model_path),
         ("--model-name", MODEL.to_owned()),
@@ -48,6 +50,7 @@ pub(super) fn worker_arguments(
     .chain(raw_events)
     .chain(bytes)
     .chain(host)
+    .chain(requests)
     .flat_map(|(flag, value)| [flag.to_owned(), value])
     .collect()
 }

@@ -144,6 +144,11 @@ impl Grid {
         &self.client_url
     }
 
+    /// A client of the tests' own.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
     /// Sends JSON to the edge.
     pub async fn post(&self, path: &str, body: &Value) -> Result<Answer> {
         let url = format!("{}{path}", self.client_url);

@@ -123,6 +123,8 @@ pub struct SiteOptions {
     /// Blocks that each rank has in host memory; relays tell of that tier as well if there are
     /// any.
     pub host_blocks: usize,
+    /// Requests that each rank computes at once, if not as many as the mocker does by itself.
+    pub max_requests: Option<u32>,
     /// The model's chat template, if not the usual one.
     pub chat_template: Option<&'static str>,
 }
@@ -141,6 +143,7 @@ impl SiteOptions {
             workers: 1,
             ranks: 1,
             host_blocks: 0,
+            max_requests: None,
             chat_template: None,
         }
     }

@@ -29,6 +29,9 @@ use crate::harness::config::{Beside, Source};
 use crate::harness::{MODEL, model_dir};
 
 mod marks;
+mod said;
+
+pub use said::EngineRequests;
 
 /// How long a start may take on a machine that is busy with other things.
 const START_PATIENCE: Duration = Duration::from_secs(60);

@@ -34,6 +34,8 @@ pub struct KnownSite {
     pub known_by: Option<String>,
     /// What it has cached.
     pub pools: Vec<KnownPool>,
+    /// How busy it is.
+    pub load: KnownLoad,
 }
 
 /// What an edge knows of a relay.
@@ -144,6 +146,54 @@ pub struct KnownMatching {
     pub warning: Option<String>,
 }
 
+/// What an edge knows of how busy a site is.
+#[derive(Clone, Debug, Deserialize)]
+pub struct KnownLoad {
+    /// By model.
+    pub models: Vec<KnownModelLoad>,
+}
+
+/// What an edge knows of how busy a site is with one model.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct KnownModelLoad {
+    /// Requests that are there.
+    pub requests: Option<u64>,
+    /// Prompt tokens to be computed before another request's.
+    pub backlog_tokens: Option<u64>,
+    /// What engines say, or frontends of them.
+    pub engines: Option<KnownEngines>,
+}
+
+/// What engines say of their load.
+#[derive(Clone, Debug, Deserialize)]
+pub struct KnownEngines {
+    /// How many ranks.
+    pub ranks: Option<u64>,
+    /// Requests that are computed.
+    pub running: u64,
+    /// Requests that wait.
+    pub waiting: Option<u64>,
+    /// Prompt tokens of these.
+    pub waiting_tokens: Option<u64>,
+    /// Requests that are computed at once.
+    pub max_requests: Option<u64>,
+    /// Share of the cache that requests hold.
+    pub kv_use: Option<f64>,
+    /// Share of it that is kept for reuse.
+    pub kv_cached: Option<f64>,
+    /// Tokens that it has room for.
+    pub kv_tokens: Option<u64>,
+    /// What came past the relays.
+    pub foreign: KnownForeign,
+}
+
+/// What came to engines past the relays.
+#[derive(Clone, Debug, Deserialize)]
+pub struct KnownForeign {
+    /// Requests.
+    pub requests: u64,
+}
+
 /// How far a publisher's events have come.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Applied {
@@ -202,6 +252,12 @@ impl Known {
             .iter()
             .flat_map(|model| &model.parity);
         parity.find(|parity| parity.kind == kind)
+    }
+
+    /// How busy the site is with its only model, as far as that is known.
+    pub fn load(&self, name: &str) -> KnownModelLoad {
+        let load = self.site(name).and_then(|site| site.load.models.first());
+        load.cloned().unwrap_or_default()
     }
 
     /// Whether requests may go to the relay.

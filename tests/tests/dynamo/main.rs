@@ -7,9 +7,11 @@ use kvgrid_tests::dynamo::{Answer, Dynamo, Grid, KvSource, SiteOptions};
 
 mod alone;
 mod client;
+mod contract;
 mod death;
 mod kinds;
 mod late;
+mod load;
 mod outage;
 mod overlap;
 mod parity;
