@@ -11,12 +11,17 @@ use std::process::ExitCode;
 use clap::{Parser, ValueEnum};
 use kvgrid_runtime::args::EXIT_USAGE;
 
+mod codec;
 mod cpu;
+mod decision;
 mod eviction;
 mod fed;
 mod figure;
+mod filter;
 mod ground;
 mod join;
+mod machine;
+mod memory;
 mod prompts;
 mod publisher;
 mod publishers;
@@ -24,6 +29,7 @@ mod relay;
 mod replicate;
 mod resync;
 mod steady;
+mod transfer;
 
 /// What to measure.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -42,6 +48,16 @@ enum Bench {
     Resync,
     /// What an edge spends on following sites that change all the time
     Steady,
+    /// What waiting for memory costs here, which other figures are told in
+    Machine,
+    /// What lookups and changes of a filter cost
+    Filter,
+    /// What a pool takes on the wire, and what coding it costs
+    Codec,
+    /// What an edge's view takes of memory
+    Memory,
+    /// What a decision costs, and how wrong the depths are that it goes by
+    Decision,
 }
 
 #[derive(Parser)]
@@ -80,6 +96,11 @@ pub fn run(arguments: Vec<OsString>, program: &Path) -> ExitCode {
         Bench::Replicate => replicate::run(options.quick, program),
         Bench::Resync => resync::run(options.quick, program),
         Bench::Steady => steady::run(options.quick, program),
+        Bench::Machine => machine::run(options.quick),
+        Bench::Filter => filter::run(options.quick),
+        Bench::Codec => codec::run(options.quick),
+        Bench::Memory => memory::run(options.quick),
+        Bench::Decision => decision::run(options.quick),
     };
     match measured {
         Ok(()) => ExitCode::SUCCESS,

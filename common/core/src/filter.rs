@@ -12,6 +12,7 @@
 //! The layout inside a table is nobody's business: two tables with the same classes have the
 //! same digests, however they came about.
 
+mod batch;
 mod bucket;
 mod class;
 pub mod codec;

@@ -4,7 +4,7 @@
 //! a daemon's file and environment, [`args`] its command line, [`telemetry`] sets up its logs.
 //! [`Tasks`] owns what it runs and stops it, [`admin`] answers for its health, [`http`] serves
 //! HTTP/1.1, [`frames`] and [`stream`] carry messages and bodies over QUIC, and [`Clock`] is the
-//! core's time. Nothing here belongs to relay or edge alone.
+//! core's time; [`HugePages`] is the programs' allocator. Nothing here belongs to relay or edge alone.
 
 pub mod admin;
 pub mod args;
@@ -15,6 +15,7 @@ pub mod frames;
 pub mod headers;
 pub mod http;
 mod luck;
+mod memory;
 mod node;
 mod ready;
 pub mod stream;
@@ -24,6 +25,7 @@ pub mod telemetry;
 pub use clock::Clock;
 pub use files::write_whole;
 pub use luck::luck;
+pub use memory::HugePages;
 pub use node::{
     BindError, CloseReason, Congestion, ConnectError, Expected, FoundRelay, Node, NodeConfig,
     PeerConnection, PeerOfError, Protocol, Seed, TransportConfig, WrapSocket, resolve, seek,

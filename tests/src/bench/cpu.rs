@@ -1,29 +1,32 @@
-//! Time that a thread has spent on a CPU, which other programs on the machine don't add to.
+//! Time that threads and processes have computed, and the memory they have: the wall clock would
+//! count what else runs on a machine. What others do to caches and memory stays in it.
 
 use std::fs::File;
 use std::io::Read as _;
-use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use rustix::time::{ClockId, clock_gettime};
 
-/// The CPU time of the thread that has made it.
-pub(super) struct ThreadClock(File);
+/// What the calling thread has computed.
+pub(super) fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
 
-impl ThreadClock {
-    pub(super) fn of_this_thread() -> Result<Self> {
-        let clock = File::open("/proc/thread-self/schedstat").context("thread's CPU time")?;
-        Ok(Self(clock))
-    }
+/// Nanoseconds of computing that some work took, and what it came to.
+pub(super) fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
+    let start = thread_time();
+    let done = work();
+    ((thread_time() - start).as_secs_f64() * 1e9, done)
+}
 
-    /// Nanoseconds are told; a look takes some thousand of them.
-    pub(super) fn now(&self) -> Result<Duration> {
-        let mut text = [0; 64];
-        let length = self.0.read_at(&mut text, 0)?;
-        let text = std::str::from_utf8(&text[..length])?;
-        let nanos = text.split(' ').next().context("no CPU time is told")?;
-        Ok(Duration::from_nanos(nanos.parse()?))
-    }
+/// The middle of the nanoseconds that one of `steps` took, over some rounds of them.
+pub(super) fn median_ns(rounds: usize, steps: usize, mut work: impl FnMut()) -> f64 {
+    let mut each: Vec<f64> = (0..rounds)
+        .map(|_| timed(&mut work).0 / steps as f64)
+        .collect();
+    super::figure::median(&mut each)
 }
 
 /// CPU time of all threads of a process, to the hundredth of a second.

@@ -40,3 +40,32 @@ pub(super) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
+
+impl<'a> Figure<'a> {
+    /// A figure that had better be small.
+    pub(super) const fn less(bench: &'a str, metric: &'a str, value: f64, unit: &'a str) -> Self {
+        Self {
+            bench,
+            metric,
+            value,
+            unit,
+            better: Better::Less,
+            bound: None,
+            peer: None,
+        }
+    }
+
+    /// A figure that had better be large.
+    pub(super) const fn more(bench: &'a str, metric: &'a str, value: f64, unit: &'a str) -> Self {
+        Self {
+            better: Better::More,
+            ..Self::less(bench, metric, value, unit)
+        }
+    }
+
+    /// What it should keep.
+    pub(super) const fn within(mut self, bound: f64) -> Self {
+        self.bound = Some(bound);
+        self
+    }
+}

@@ -13,7 +13,7 @@ use kvgrid_core::filter::{Geometry, MixKey};
 use kvgrid_core::replication::{Epoch, Publisher, PublisherConfig, Replacement};
 use kvgrid_core::residency::{Copies, PoolOp, Residency, ResidencyConfig};
 
-use crate::bench::cpu::{ThreadClock, resident_bytes};
+use crate::bench::cpu::{resident_bytes, thread_time};
 use crate::bench::figure::{Better, Figure};
 use crate::bench::prompts::Prompts;
 
@@ -32,7 +32,7 @@ const STALL_MS: f64 = 5.0;
 pub(super) fn run(quick: bool) -> Result<()> {
     let blocks = if quick { 1_000_000 } else { 10_000_000 };
     // Memory first: nothing that was freed is used again then.
-    let mut state = State::new(blocks, None)?;
+    let mut state = State::new(blocks, None);
     let memory = state.fill(blocks)?;
     bytes("bytes_an_entry", memory.at_end)?;
     bytes("bytes_an_entry_at_worst", memory.at_worst)?;
@@ -41,7 +41,7 @@ pub(super) fn run(quick: bool) -> Result<()> {
     rate("churn", &state.take_spent())?;
     drop(state);
 
-    let mut state = State::new(blocks, Some(publisher(blocks)))?;
+    let mut state = State::new(blocks, Some(publisher(blocks)));
     state.fill(blocks)?;
     let spent = state.take_spent();
     rate("ingest_to_deltas", &spent)?;
@@ -82,13 +82,12 @@ struct State {
     residency: Residency,
     publisher: Option<Publisher>,
     prompts: Prompts,
-    clock: ThreadClock,
     spent: Spent,
 }
 
 impl State {
-    fn new(blocks: usize, publisher: Option<Publisher>) -> Result<Self> {
-        Ok(Self {
+    fn new(blocks: usize, publisher: Option<Publisher>) -> Self {
+        Self {
             residency: Residency::new(ResidencyConfig {
                 tier: Tier::Device,
                 copies: Copies::Counted,
@@ -97,9 +96,8 @@ impl State {
             }),
             publisher,
             prompts: Prompts::of(WORKERS, 0),
-            clock: ThreadClock::of_this_thread()?,
             spent: Spent::default(),
-        })
+        }
     }
 
     fn take_spent(&mut self) -> Spent {
@@ -163,14 +161,14 @@ impl State {
     fn work(&mut self) -> Result<()> {
         let mut more = true;
         while more {
-            let begun = self.clock.now()?;
+            let begun = thread_time();
             more = self.residency.step(STEP);
             let changes = self.residency.drain_ops();
             match &mut self.publisher {
                 Some(publisher) => changes.for_each(|change| tell(publisher, change)),
                 None => changes.for_each(drop),
             }
-            let spent = self.clock.now()?.checked_sub(begun);
+            let spent = thread_time().checked_sub(begun);
             let spent = spent.context("CPU time went back")?;
             self.spent.time += spent;
             self.spent.longest = self.spent.longest.max(spent);

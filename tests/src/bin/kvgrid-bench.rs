@@ -2,7 +2,11 @@
 
 use std::process::ExitCode;
 
+use kvgrid_runtime::HugePages;
 use kvgrid_tests::{bench, node};
+
+#[global_allocator]
+static MEMORY: HugePages = HugePages;
 
 fn main() -> ExitCode {
     node::run_or("kvgrid-bench", bench::run)

@@ -93,8 +93,26 @@ impl<W: Words> Table<W> {
         let (chunk, even, fingerprint) = (class.chunk(), class.bucket(), class.fingerprint());
         let odd = self.geometry.alternate(even, fingerprint);
         let word = |bucket| self.buckets.get(self.geometry.index(chunk, bucket));
-        let holds = |word: &W::Entries| bucket::holds(word.load(), fingerprint);
-        word(even).is_some_and(holds) | word(odd).is_some_and(holds)
+        let (Some(even), Some(odd)) = (word(even), word(odd)) else {
+            return false;
+        };
+        bucket::holds(even.load(), fingerprint) | bucket::holds(odd.load(), fingerprint)
+    }
+
+    /// Both buckets of a class, as one word that means nothing.
+    #[inline]
+    pub(super) fn read(&self, class: Class) -> u64 {
+        let (chunk, even, fingerprint) = (class.chunk(), class.bucket(), class.fingerprint());
+        let odd = self.geometry.alternate(even, fingerprint);
+        let word = |bucket| self.buckets.get(self.geometry.index(chunk, bucket));
+        word(even).map_or(0, Word::own) | word(odd).map_or(0, Word::own)
+    }
+
+    /// Whether all words read since the count of moves was this one are of one such time, and
+    /// there were no entries but those in the buckets.
+    #[inline]
+    fn stood_still(&self, since: Glance) -> bool {
+        self.shared.overflowed.load() == 0 && self.shared.moves.load() == since.moves
     }
 
     #[cold]
@@ -103,6 +121,12 @@ impl<W: Words> Table<W> {
             .iter()
             .any(|word| word.load() == class.to_bits())
     }
+}
+
+/// The beginning of some looks: how many moves had been counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Glance {
+    moves: u64,
 }
 
 /// Looks into a table while its writer changes it; clones share the table.
@@ -124,10 +148,25 @@ impl<W: Words> Reader<W> {
         self.table.contains(class)
     }
 
-    /// Brings the class's buckets into the cache; "yes" is final, "no" has to be asked again.
+    /// Begins some looks, of which [`Self::stood_still`] then says what "no" was worth.
+    #[inline]
+    pub(super) fn glance(&self) -> Glance {
+        Glance {
+            moves: self.table.shared.moves.load(),
+        }
+    }
+
+    /// Looks at the class's buckets without a branch that waits for them, so that many looks
+    /// wait together; "yes" is final, "no" only if the table stood still.
     #[inline]
     pub(super) fn glimpse(&self, class: Class) -> bool {
         self.table.glimpse(class)
+    }
+
+    /// Whether each "no" since a glance is final; otherwise they have to be asked again.
+    #[inline]
+    pub(super) fn stood_still(&self, since: Glance) -> bool {
+        self.table.stood_still(since)
     }
 
     /// The table's geometry.

@@ -232,14 +232,8 @@ impl Publisher {
 
     /// Applies a batch to the table and numbers it; false if it doesn't fit.
     fn apply(&mut self, net: &Net) -> bool {
-        for class in &net.removes {
-            self.writer.remove(*class);
-        }
-        if net
-            .adds
-            .iter()
-            .any(|class| self.writer.insert(*class).is_err())
-        {
+        self.writer.remove_all(&net.removes);
+        if self.writer.insert_all(&net.adds).is_err() {
             return false;
         }
         let base = self.seq;

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
+use super::round::Look;
 use super::*;
 use crate::filter::{Geometry, Writer};
 
@@ -108,6 +109,87 @@ proptest! {
             }
         }
     }
+}
+
+proptest! {
+    #[test]
+    fn many_pools_are_searched_as_few_whatever_they_have_in_common(
+        length in 1_usize..300,
+        few in prop::collection::vec(any::<prop::sample::Index>(), 1..6),
+        choices in prop::collection::vec(any::<prop::sample::Index>(), 17..60),
+        seed: u64,
+    ) {
+        let (chain, key) = (chain(length, seed), key(1));
+        let depths_there_are: Vec<_> = few.iter().map(|part| part.index(length + 1)).collect();
+        let held: Vec<_> = choices.iter().map(|choice| *choice.get(&depths_there_are)).collect();
+        let pools: Vec<_> = held.iter().map(|&held| pool(&key, &chain[..held])).collect();
+        let targets: Vec<_> = pools.iter().map(|pool| closed(pool, &key)).collect();
+
+        let together = depths(&targets, &chain);
+
+        for ((depth, held), target) in together.into_iter().zip(held).zip(targets) {
+            prop_assert!(depth as usize >= held);
+            // Only a false hit just behind can make it more.
+            prop_assert_eq!(depth, confirm(target, &chain, u32::MAX));
+        }
+    }
+
+    #[test]
+    fn an_interval_narrows_down_to_the_depth_in_few_rounds(
+        blocks in 0_u32..2_000_000,
+        part in 0.0..=1.0_f64,
+        looks in 1_usize..20,
+        common in prop::collection::vec(0_u32..100, 0..4),
+    ) {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of it")]
+        let depth = (f64::from(blocks) * part) as u32;
+        let (found, rounds) = narrowed(blocks, looks, &common, |length| length <= depth);
+
+        prop_assert_eq!(found, depth);
+        // An octave of lengths, then a place in it, and the common depths before.
+        prop_assert!(rounds <= 2 * 21 + 8, "{rounds} rounds");
+    }
+
+    #[test]
+    fn lengths_that_are_seen_by_mistake_are_given_up(
+        blocks in 100_u32..10_000,
+        depth in 0_u32..50,
+        mistakes in prop::collection::btree_set(52_u32..10_000, 0..40),
+        looks in 1_usize..20,
+    ) {
+        // No two of them stand together, or they'd be believed.
+        let mistakes: Vec<_> = mistakes.into_iter().map(|length| length & !1).collect();
+        let seen = |length| length <= depth || mistakes.contains(&length);
+
+        let (found, _) = narrowed(blocks, looks, &[], seen);
+
+        prop_assert_eq!(found, depth);
+    }
+}
+
+/// Narrows down an interval by what is seen of lengths; the depth, and the rounds it took.
+fn narrowed(blocks: u32, looks: usize, common: &[u32], seen: impl Fn(u32) -> bool) -> (u32, u32) {
+    let mut known = Known::default();
+    common
+        .iter()
+        .chain(common)
+        .for_each(|depth| known.add(*depth));
+    let mut interval = Interval::new(blocks);
+    for round in 0..1_000 {
+        if let Some(depth) = interval.depth() {
+            return (depth, round);
+        }
+        let mut lengths = Vec::new();
+        interval.plan(looks, &known, |length| lengths.push(length));
+        assert!(!lengths.is_empty() && lengths.is_sorted_by(|a, b| a < b));
+        assert!(lengths.iter().all(|length| (1..=blocks).contains(length)));
+        let looks: Vec<_> = lengths
+            .into_iter()
+            .map(|length| Look::seen(length, seen(length)))
+            .collect();
+        interval.narrow(&looks);
+    }
+    panic!("{interval:?} doesn't end");
 }
 
 #[test]

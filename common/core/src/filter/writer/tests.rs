@@ -169,6 +169,25 @@ fn look_beside<W: Words>(
     work.join().unwrap();
 }
 
+/// Looks as a search does: first for many classes at once, and again if anything moved.
+fn glimpse_beside_a_move<W: Words>() {
+    let Crowded {
+        mut writer,
+        wanted,
+        newcomer,
+    } = Crowded::<W>::new();
+    let reader = writer.reader();
+    let work = thread::spawn(move || writer.insert(newcomer).unwrap());
+
+    let since = reader.glance();
+    let seen = reader.glimpse(wanted);
+    let stood_still = reader.stood_still(since);
+    assert!(seen || !stood_still, "missed");
+    assert!(seen || reader.contains(wanted), "missed");
+
+    work.join().unwrap();
+}
+
 fn look_beside_a_move<W: Words>() {
     let Crowded {
         writer,
@@ -230,6 +249,23 @@ fn a_class_is_missed_if_entries_are_unordered() {
 #[should_panic(expected = "missed")]
 fn a_class_is_missed_if_moves_are_counted_loosely() {
     loom::model(look_beside_a_move::<LooselyCounted>);
+}
+
+#[test]
+fn a_class_is_found_by_a_glimpse_while_it_moves() {
+    loom::model(glimpse_beside_a_move::<Sound>);
+}
+
+#[test]
+#[should_panic(expected = "missed")]
+fn a_class_is_missed_by_a_glimpse_if_moves_are_not_counted() {
+    loom::model(glimpse_beside_a_move::<Uncounted>);
+}
+
+#[test]
+#[should_panic(expected = "missed")]
+fn a_class_is_missed_by_a_glimpse_if_moves_are_counted_loosely() {
+    loom::model(glimpse_beside_a_move::<LooselyCounted>);
 }
 
 #[test]

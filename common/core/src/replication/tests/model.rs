@@ -8,10 +8,10 @@ use super::world::World;
 use crate::block::ChainHash;
 use crate::replication::Completeness;
 
-const EDGES: usize = 2;
+pub(super) const EDGES: usize = 2;
 
 #[derive(Clone, Debug)]
-enum Op {
+pub(super) enum Op {
     Flip(Vec<u64>),
     Close,
     Pass(u64),
@@ -29,7 +29,7 @@ enum Op {
     Corrupt(usize, u64),
 }
 
-fn op() -> impl Strategy<Value = Op> {
+pub(super) fn op() -> impl Strategy<Value = Op> {
     let edge = || 0..EDGES;
     prop_oneof![
         12 => prop::collection::vec(block(), 1..12).prop_map(Op::Flip),
@@ -59,7 +59,7 @@ fn block() -> impl Strategy<Value = u64> {
     0_u64..300
 }
 
-fn play(world: &mut World, op: &Op) {
+pub(super) fn play(world: &mut World, op: &Op) {
     match op {
         Op::Flip(blocks) => blocks.iter().for_each(|block| world.flip(*block)),
         Op::Close => world.publisher.close(),
