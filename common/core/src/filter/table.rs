@@ -163,6 +163,12 @@ impl<W: Words> Reader<W> {
         self.table.glimpse(class)
     }
 
+    /// Brings the class's buckets into the cache; the word means nothing.
+    #[inline]
+    pub(super) fn read(&self, class: Class) -> u64 {
+        self.table.read(class)
+    }
+
     /// Whether each "no" since a glance is final; otherwise they have to be asked again.
     #[inline]
     pub(super) fn stood_still(&self, since: Glance) -> bool {

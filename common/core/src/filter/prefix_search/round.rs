@@ -1,5 +1,7 @@
 //! Looks into many filters that wait for memory together.
 
+use core::hint::black_box;
+
 use super::Target;
 use crate::block::ChainHash;
 use crate::filter::class::Class;
@@ -62,7 +64,12 @@ impl<'a, W: Words> Round<'a, W> {
     }
 
     /// Looks, without a branch that waits for what is seen.
+    ///
+    /// All buckets are read once before: the less is done with each, the more of them a
+    /// processor has under way.
     pub(super) fn look(&mut self) {
+        let read = |look: &Look| self.targets[look.target].reader.read(look.class);
+        black_box(self.looks.iter().map(read).fold(0, |all, word| all | word));
         let mut last = usize::MAX;
         for look in &mut self.looks {
             let reader = self.targets[look.target].reader;
