@@ -56,6 +56,8 @@ mod tests {
             alive,
             relays: Vec::new(),
             models: vec![ModelView {
+                aliases: Vec::new(),
+                apart: Vec::new(),
                 id: model.id(),
                 name: model,
                 ready,

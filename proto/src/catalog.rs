@@ -8,20 +8,32 @@ use kvgrid_core::block::HashFormat;
 use kvgrid_core::ckf::{Format, Naming};
 use kvgrid_core::event::Tier;
 use kvgrid_core::replication::ReplicaView;
-use kvgrid_core::view::{CardDigest, CardInfo, ModelView, PoolView};
+use kvgrid_core::view::{CardDigest, CardInfo, ModelView, PoolView, WorkersApart};
 use kvgrid_core::{ModelId, ModelName, PoolId};
 
 use crate::convert::{ConvertError, required};
 use crate::v1;
 
-/// Longest name of a source.
+/// Longest name of a source, or of another part of a site.
 const SOURCE_LIMIT: usize = 256;
+
+/// Most names of a model beside its own.
+const ALIAS_LIMIT: usize = 64;
+
+/// Most groups of workers that a model's card isn't of, and most fields that differ.
+const APART_LIMIT: usize = 64;
 
 /// A model, as the relay writes it.
 pub fn model_to_wire(model: &ModelView) -> v1::Model {
     let wire = v1::Model {
         name: model.name.as_str().into(),
         ready: model.ready,
+        aliases: model
+            .aliases
+            .iter()
+            .map(|alias| alias.as_str().into())
+            .collect(),
+        apart: model.apart.iter().map(apart_to_wire).collect(),
         ..v1::Model::default()
     };
     let Some(card) = &model.card else {
@@ -39,8 +51,17 @@ pub fn model_to_wire(model: &ModelView) -> v1::Model {
 
 /// A model, as the edge reads it. Whether its card can be used is for the edge to say.
 pub fn model_from_wire(wire: &v1::Model) -> Result<ModelView, ConvertError> {
-    let name =
-        ModelName::new(&wire.name).map_err(|error| ConvertError::invalid("model.name", error))?;
+    let name = |field, name: &String| {
+        ModelName::new(name).map_err(|error| ConvertError::invalid(field, error))
+    };
+    at_most("model.aliases", wire.aliases.len(), ALIAS_LIMIT)?;
+    at_most("model.apart", wire.apart.len(), APART_LIMIT)?;
+    let aliases = wire
+        .aliases
+        .iter()
+        .map(|alias| name("model.aliases", alias));
+    let aliases = aliases.collect::<Result<_, _>>()?;
+    let name = name("model.name", &wire.name)?;
     let card = if wire.card_digest.is_empty() {
         None
     } else {
@@ -56,9 +77,59 @@ pub fn model_from_wire(wire: &v1::Model) -> Result<ModelView, ConvertError> {
     Ok(ModelView {
         id: name.id(),
         name,
+        aliases,
         ready: wire.ready,
         card,
+        apart: wire
+            .apart
+            .iter()
+            .map(apart_from_wire)
+            .collect::<Result<_, _>>()?,
     })
+}
+
+fn apart_to_wire(apart: &WorkersApart) -> v1::WorkersApart {
+    v1::WorkersApart {
+        place: apart.place.as_ref().into(),
+        workers: apart.workers,
+        differs: apart
+            .differs
+            .iter()
+            .map(|field| field.as_ref().into())
+            .collect(),
+    }
+}
+
+fn apart_from_wire(wire: &v1::WorkersApart) -> Result<WorkersApart, ConvertError> {
+    at_most("model.apart.differs", wire.differs.len(), APART_LIMIT)?;
+    for text in wire.differs.iter().chain([&wire.place]) {
+        not_longer("model.apart", text)?;
+    }
+    Ok(WorkersApart {
+        place: wire.place.as_str().into(),
+        workers: wire.workers,
+        differs: wire
+            .differs
+            .iter()
+            .map(|field| field.as_str().into())
+            .collect(),
+    })
+}
+
+fn at_most(field: &'static str, count: usize, limit: usize) -> Result<(), ConvertError> {
+    if count > limit {
+        let why = format!("{count} of them, more than {limit}");
+        return Err(ConvertError::invalid(field, why));
+    }
+    Ok(())
+}
+
+fn not_longer(field: &'static str, text: &str) -> Result<(), ConvertError> {
+    if text.len() > SOURCE_LIMIT {
+        let why = format!("{} bytes, more than {SOURCE_LIMIT}", text.len());
+        return Err(ConvertError::invalid(field, why));
+    }
+    Ok(())
 }
 
 /// A pool, as the relay writes it; its replica is not part of it.
@@ -89,10 +160,7 @@ fn millis(duration: Duration) -> u64 {
 
 /// A pool, as the edge reads it, with an empty replica.
 pub fn pool_from_wire(wire: &v1::Pool) -> Result<PoolView, ConvertError> {
-    if wire.source.len() > SOURCE_LIMIT {
-        let why = format!("{} bytes, more than {SOURCE_LIMIT}", wire.source.len());
-        return Err(ConvertError::invalid("pool.source", why));
-    }
+    not_longer("pool.source", &wire.source)?;
     Ok(PoolView {
         id: PoolId(wire.pool_id),
         model: ModelId(wire.model_id),
@@ -195,8 +263,14 @@ mod tests {
         ModelView {
             id: name.id(),
             name,
+            aliases: vec![ModelName::new("chat").unwrap()],
             ready: true,
             card,
+            apart: vec![WorkersApart {
+                place: "prod/backend/generate".into(),
+                workers: 2,
+                differs: vec!["kv_cache_block_size".into()],
+            }],
         }
     }
 
@@ -297,6 +371,16 @@ mod tests {
             source: "s".repeat(257),
             ..wire
         });
+        let named = v1::Model {
+            name: "m".into(),
+            ..v1::Model::default()
+        };
+        let aliases = vec!["a".to_owned(); 65];
+        let aliases = model_from_wire(&v1::Model { aliases, ..named }).unwrap_err();
+        assert_eq!(
+            aliases.to_string(),
+            "model.aliases: 65 of them, more than 64"
+        );
         assert_eq!(long, "pool.source: 257 bytes, more than 256");
         assert_eq!(
             card_digest_from_wire(&[0; 31]).unwrap_err().to_string(),

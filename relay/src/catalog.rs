@@ -40,8 +40,10 @@ impl Offer {
             ModelView {
                 name: name.clone(),
                 id,
+                aliases: Vec::new(),
                 ready: served.models.contains(name.as_str()),
                 card,
+                apart: Vec::new(),
             }
         };
         Catalog {

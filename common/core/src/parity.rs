@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 
 use crate::id::{ModelId, PoolId, SiteId};
 use crate::time::Instant;
-use crate::view::{CardDigest, GridView};
+use crate::view::{CardDigest, GridView, SiteView};
 
 pub use agreement::{Accord, Agreement, AgreementConfig};
 pub use entry::{Cache, Entry};
@@ -316,12 +316,23 @@ impl Aside {
     /// The sites at which this kind of request is set aside. A site that has another card by
     /// now is not among them.
     pub fn sites(&self, view: &GridView, model: ModelId, kind: Kind) -> Vec<SiteId> {
-        let Some(sites) = self.0.get(&(model, kind)) else {
+        if self.0.is_empty() {
             return Vec::new();
+        }
+        let sites = view.sites().iter();
+        let sites = sites.filter(|site| self.has(site, model, kind));
+        sites.map(|site| site.site.clone()).collect()
+    }
+
+    fn has(&self, site: &SiteView, asked: ModelId, kind: Kind) -> bool {
+        let Some(model) = site.model(asked) else {
+            return false;
         };
-        let sites = sites.iter();
-        let sites = sites.filter(|(site, digest)| has_card(view, site, model, *digest));
-        sites.map(|(site, _)| site.clone()).collect()
+        let aside = self.0.get(&(model.id, kind)).map_or(&[][..], Vec::as_slice);
+        let digest = model.card.as_ref().map(|card| card.digest);
+        aside
+            .iter()
+            .any(|(id, of)| *id == site.site && Some(*of) == digest)
     }
 }
 

@@ -77,10 +77,26 @@ pub struct ModelView {
     pub name: ModelName,
     /// The name's id.
     pub id: ModelId,
+    /// Other names that clients may use.
+    pub aliases: Vec<ModelName>,
     /// Whether it is served now: by the site, if at least one of its relays says so.
     pub ready: bool,
     /// How to tokenise for it, where a relay has told.
     pub card: Option<CardInfo>,
+    /// Workers that the card isn't of, for people; decisions don't look at them.
+    pub apart: Vec<WorkersApart>,
+}
+
+/// Workers of a model whose card makes other tokens or blocks than the site's: what they have
+/// cached is not told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkersApart {
+    /// Where in the site they are.
+    pub place: Arc<str>,
+    /// How many.
+    pub workers: u32,
+    /// The fields of the card that differ.
+    pub differs: Vec<Arc<str>>,
 }
 
 /// The hash that names a card.
@@ -178,14 +194,29 @@ impl GridView {
 }
 
 impl SiteView {
-    /// A model by its id.
+    /// A model by its id, or by that of another name of it.
     pub fn model(&self, model: ModelId) -> Option<&ModelView> {
-        self.models.iter().find(|view| view.id == model)
+        let named = self.models.iter().find(|view| view.id == model);
+        named.or_else(|| {
+            let mut models = self.models.iter();
+            models.find(|view| view.aliases.iter().any(|alias| alias.id() == model))
+        })
+    }
+
+    /// What the site's pools and loads call a model that clients ask for by this id.
+    pub fn model_id(&self, asked: ModelId) -> ModelId {
+        self.model(asked).map_or(asked, |model| model.id)
+    }
+
+    /// Its pools of a model, by whatever name that is asked for.
+    pub fn pools_of(&self, asked: ModelId) -> impl Iterator<Item = &PoolView> {
+        let model = self.model_id(asked);
+        self.pools.iter().filter(move |pool| pool.model == model)
     }
 
     /// Whether anything tells what it has cached of a model.
     pub fn has_pool(&self, model: ModelId) -> bool {
-        self.pools.iter().any(|pool| pool.model == model)
+        self.pools_of(model).next().is_some()
     }
 
     /// A relay by its id.

@@ -16,7 +16,7 @@
 //!       "breaker": "closed", "in_flight": 0
 //!     }],
 //!     "models": [{
-//!       "name": "tiny-chat", "ready": true,
+//!       "name": "tiny-chat", "aliases": [], "ready": true,
 //!       "card": {
 //!         "digest": "6ca1...", "usable": true, "block_size": 16, "format": "standard",
 //!         "capacity_blocks": 4096, "context_length": 8192
@@ -31,6 +31,9 @@
 //!           "source": "engines", "state": "agrees", "compared": 12, "different": 0,
 //!           "overlap_tokens": 528, "cached_tokens": 528
 //!         }]
+//!       }],
+//!       "apart": [{
+//!         "place": "prod/backend/generate", "workers": 1, "differs": ["kv_cache_block_size"]
 //!       }]
 //!     }],
 //!     "known_by": "fra-1",
@@ -101,6 +104,8 @@
 //!   `max_requests` is how many the ranks compute at once. `kv_use` and `kv_cached` are shares
 //!   of the KV cache: what requests hold, and what is kept for reuse. Reports older than the
 //!   policy's `load_stale_after` are not shown.
+//! - `apart` are workers of a model with another card than the one that the site serves by, and
+//!   the fields in which that differs: what they have cached is not told.
 //! - What is not known is `null`, never zero. Ages are as of the answer.
 
 use std::collections::BTreeMap;
@@ -109,8 +114,8 @@ use std::time::Duration;
 use kvgrid_core::block::HashFormat;
 use kvgrid_core::ckf::Naming;
 use kvgrid_core::replication::{Completeness, ReplicaState};
-use kvgrid_core::view::{CardInfo, ModelView, PoolView, RelayView, SiteView};
-use kvgrid_core::{EdgeId, Instant, ModelId};
+use kvgrid_core::view::{CardInfo, ModelView, PoolView, RelayView, SiteView, WorkersApart};
+use kvgrid_core::{EdgeId, Instant, ModelId, ModelName};
 use serde::Serialize;
 
 use crate::route::Router;
@@ -173,9 +178,18 @@ struct Relay<'a> {
 #[derive(Serialize)]
 struct Model<'a> {
     name: &'a str,
+    aliases: Vec<&'a str>,
     ready: bool,
     card: Option<Card>,
     parity: Vec<KindParity>,
+    apart: Vec<Apart<'a>>,
+}
+
+#[derive(Serialize)]
+struct Apart<'a> {
+    place: &'a str,
+    workers: u32,
+    differs: Vec<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -283,9 +297,21 @@ impl<'a> Model<'a> {
     fn of(model: &'a ModelView, site: &SiteView, router: &Router, now: Instant) -> Self {
         Self {
             name: model.name.as_str(),
+            aliases: model.aliases.iter().map(ModelName::as_str).collect(),
             ready: model.ready,
             card: model.card.as_ref().map(Card::of),
             parity: parity::kinds(model, &site.site, router, now),
+            apart: model.apart.iter().map(Apart::of).collect(),
+        }
+    }
+}
+
+impl<'a> Apart<'a> {
+    fn of(apart: &'a WorkersApart) -> Self {
+        Self {
+            place: &apart.place,
+            workers: apart.workers,
+            differs: apart.differs.iter().map(|field| &**field).collect(),
         }
     }
 }

@@ -1,7 +1,8 @@
-//! The models that clients can ask for: all that live sites serve, each once.
+//! The models that clients can ask for: all that live sites serve, by each of their names once.
 
 use std::collections::BTreeSet;
 
+use kvgrid_core::ModelName;
 use kvgrid_core::view::GridView;
 use serde::Serialize;
 
@@ -27,7 +28,8 @@ pub(super) fn page(view: &GridView, created: u64) -> Vec<u8> {
         .filter(|site| site.alive)
         .flat_map(|site| site.models.iter())
         .filter(|model| model.ready)
-        .map(|model| model.name.as_str());
+        .flat_map(|model| std::iter::once(&model.name).chain(&model.aliases))
+        .map(ModelName::as_str);
     let names: BTreeSet<&str> = served.collect();
     let model = |id| Model {
         id,

@@ -96,7 +96,6 @@ impl<S: Sites> Api<S> {
                 return tried.exhausted(&asked);
             }
             tried.relays.push(choice.relay.clone());
-            let model = asked.input.model.id();
             let Some(dispatch) = shared.router.dispatch(&choice, &asked.input) else {
                 continue;
             };
@@ -108,7 +107,7 @@ impl<S: Sites> Api<S> {
                     .map_or_else(String::new, ToString::to_string),
                 headers: passed_on.clone(),
                 number: dispatch.number(),
-                model,
+                model: dispatch.model(),
                 prompt_tokens: choice.prompt_tokens.unwrap_or(0),
                 overlap_tokens: choice.overlap_tokens,
                 body: body.clone(),

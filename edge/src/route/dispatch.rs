@@ -47,7 +47,7 @@ impl Dispatch {
     /// is counted, or expected for other requests.
     pub(super) fn begin_own(router: &Router, choice: &Choice, input: &RouteInput) -> Option<Self> {
         let shared = &router.0;
-        let model = input.model.id();
+        let model = model_at(router, choice, input);
         let pass = shared.breakers.admit(&choice.relay, model, router.now())?;
         let lane = lane(router, &choice.relay);
         let number = lane.begin(model, choice.uncached_tokens);
@@ -62,6 +62,11 @@ impl Dispatch {
             forecast: forecast(router, choice, input),
             pass: Some(pass),
         })
+    }
+
+    /// What the site calls the model, which clients may ask for by another name.
+    pub(crate) const fn model(&self) -> ModelId {
+        self.model
     }
 
     /// The number that the relay is told.
@@ -120,12 +125,18 @@ impl Drop for Dispatch {
     }
 }
 
+fn model_at(router: &Router, choice: &Choice, input: &RouteInput) -> ModelId {
+    let (view, asked) = (router.view(), input.model.id());
+    let site = view.site(&choice.site);
+    site.map_or(asked, |site| site.model_id(asked))
+}
+
 fn expected(router: &Router, choice: &Choice, input: &RouteInput) -> Option<Expected> {
     // Of a prompt that is another one there, nothing is found again.
     choice.prompt_tokens?;
     let view = router.view();
     let site = view.site(&choice.site)?;
-    let model = input.model.id();
+    let model = site.model_id(input.model.id());
     let blocks = sent_beyond(site, model, &input.chains, choice.overlap_tokens);
     router.0.expected.sent(site, model, blocks, router.now())
 }
@@ -134,7 +145,7 @@ fn expected(router: &Router, choice: &Choice, input: &RouteInput) -> Option<Expe
 fn forecast(router: &Router, choice: &Choice, input: &RouteInput) -> Option<Forecast> {
     let view = router.view();
     let site = view.site(&choice.site)?;
-    let model = input.model.id();
+    let model = site.model_id(input.model.id());
     let held = held(site, model, &input.chains)?;
     let deepest = held.pools.iter().max_by_key(|(_, tokens)| *tokens);
     let source = deepest.and_then(|(deepest, _)| {

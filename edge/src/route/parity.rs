@@ -158,6 +158,8 @@ mod tests {
             alive: true,
             relays: Vec::new(),
             models: vec![ModelView {
+                aliases: Vec::new(),
+                apart: Vec::new(),
                 id: model().id(),
                 name: model(),
                 ready: true,

@@ -33,6 +33,8 @@ fn site(name: &str, rtt_ms: u64) -> SiteView {
             window: None,
         }],
         models: vec![ModelView {
+            aliases: Vec::new(),
+            apart: Vec::new(),
             id: model().id(),
             name: model(),
             ready: true,

@@ -240,6 +240,12 @@ fn models(members: &[Member], shown: Option<&Member>, usable: &CardUsable) -> Ve
         if known.card.is_none() {
             known.card.clone_from(&model.card);
         }
+        // Another frontend may have found more of its names by now.
+        for alias in &model.aliases {
+            if !known.aliases.contains(alias) {
+                known.aliases.push(alias.clone());
+            }
+        }
     }
     for card in models.values_mut().filter_map(|model| model.card.as_mut()) {
         card.usable = usable(&card.digest);

@@ -249,6 +249,8 @@ async fn a_catalog_is_told_again_whenever_it_changes() {
     let name = ModelName::new("org/model").unwrap();
     let tell = |ready| {
         let model = ModelView {
+            aliases: Vec::new(),
+            apart: Vec::new(),
             id: name.id(),
             name: name.clone(),
             ready,

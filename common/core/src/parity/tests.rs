@@ -97,6 +97,8 @@ fn view_of(forecast: &Forecast) -> GridView {
         alive: true,
         relays: Vec::new(),
         models: vec![ModelView {
+            aliases: Vec::new(),
+            apart: Vec::new(),
             id: forecast.model,
             name: ModelName::new("m").unwrap(),
             ready: true,

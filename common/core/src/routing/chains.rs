@@ -131,7 +131,7 @@ impl Chains {
             let Some(index) = self.index(card.map(|card| &card.digest)) else {
                 continue;
             };
-            for pool in site.pools.iter().filter(|pool| pool.model == model) {
+            for pool in site.pools_of(model) {
                 self.prompts[index].name(Kind::of(pool), self.seed);
             }
             // What is sent there is remembered in the card's blocks.

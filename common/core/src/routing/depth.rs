@@ -130,7 +130,7 @@ fn expect_sent(
     let (Some(predicted), Some(sent), Some(best)) = (local.predicted, sent, best) else {
         return;
     };
-    let place = predicted.place(&site.site, model);
+    let place = predicted.place(&site.site, site.model_id(model));
     let depth = predicted.extend(&place, sent.chain, best.tokens / sent.block_size);
     let tokens = overlap_tokens(depth, sent.prompt_tokens, sent.block_size);
     if tokens > best.tokens {
@@ -170,7 +170,7 @@ impl<'a> Sent<'a> {
     /// In those of its pools, else of its card.
     fn of(site: &SiteView, model: ModelId, chains: &'a Chains) -> Option<Self> {
         let card = site.model(model).and_then(|model| model.card.as_ref())?;
-        let pool = site.pools.iter().find(|pool| pool.model == model);
+        let pool = site.pools_of(model).next();
         let (block_size, format) = match pool {
             Some(pool) => (pool.block_size, pool.format),
             None => (card.block_size, card.format),
@@ -207,8 +207,7 @@ fn searches_at<'a>(
 ) -> impl Iterator<Item = Search<'a>> {
     let card = site.model(model).and_then(|model| model.card.as_ref());
     let card = card.map(|card| &card.digest);
-    let pools = site.pools.iter().filter(move |pool| pool.model == model);
-    pools.filter_map(move |pool| {
+    site.pools_of(model).filter_map(move |pool| {
         Some(Search {
             site: place,
             pool,

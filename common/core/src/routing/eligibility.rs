@@ -129,7 +129,7 @@ fn relay<'a>(
     let mut obstacle = None;
     let mut usable = Vec::new();
     for relay in &site.relays {
-        match obstacle_of(relay, request, local.breakers, now) {
+        match obstacle_of((site, relay), request, local.breakers, now) {
             None => usable.push(relay),
             // Of several, the most passing one: it says best what to wait for.
             found => obstacle = obstacle.max(found),
@@ -188,12 +188,12 @@ impl Obstacle {
 }
 
 fn obstacle_of(
-    relay: &RelayView,
+    (site, relay): (&SiteView, &RelayView),
     request: &RouteRequest<'_>,
     breakers: &Breakers,
     now: Instant,
 ) -> Option<Obstacle> {
-    let model = request.model.id();
+    let model = site.model_id(request.model.id());
     if !relay.connected {
         Some(Obstacle::NotConnected)
     } else if relay.draining {

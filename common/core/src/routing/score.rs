@@ -155,6 +155,7 @@ struct Load<'a> {
 impl<'a> Load<'a> {
     fn of(site: &'a SiteView, model: ModelId, local: &Local<'_>, now: Instant) -> Self {
         let policy = local.policy;
+        let model = site.model_id(model);
         let load = site.load.model(model);
         let fresh = |load: &ModelLoad| {
             let engines = load.fresh_engines(now, policy.load_stale_after);

@@ -47,6 +47,12 @@ fn site() -> SiteView {
             window: Some(14_720),
         }],
         models: vec![ModelView {
+            aliases: vec![ModelName::new("chat").unwrap()],
+            apart: vec![WorkersApart {
+                place: "prod/backend/generate".into(),
+                workers: 2,
+                differs: vec!["tokenizer".into()],
+            }],
             id: model().id(),
             name: model(),
             ready: true,
@@ -191,12 +197,15 @@ fn a_site_is_shown_with_all_that_is_known_of_it() {
             "breaker": "closed", "in_flight": 0,
         }],
         "models": [{
-            "name": "tiny-chat", "ready": true,
+            "name": "tiny-chat", "aliases": ["chat"], "ready": true,
             "card": {
                 "digest": "ab".repeat(32), "usable": true, "block_size": 16,
                 "format": "standard", "capacity_blocks": 4096, "context_length": null,
             },
             "parity": [],
+            "apart": [{
+                "place": "prod/backend/generate", "workers": 2, "differs": ["tokenizer"],
+            }],
         }],
         "known_by": "fra-1",
         "pools": [{

@@ -197,6 +197,8 @@ mod tests {
             alive: true,
             relays: Vec::new(),
             models: vec![ModelView {
+                aliases: Vec::new(),
+                apart: Vec::new(),
                 id: model.id(),
                 name: model,
                 ready: true,

@@ -313,6 +313,8 @@ fn grid(relays: usize, card: Option<&CardInfo>) -> GridView {
             .map(|number| relay(name, number, rtt_ms))
             .collect(),
         models: vec![ModelView {
+            aliases: Vec::new(),
+            apart: Vec::new(),
             id: model().id(),
             name: model(),
             ready: true,

@@ -327,6 +327,8 @@ fn relay(site: &str, index: usize, rtt_ms: u64) -> RelayView {
 fn model(name: &str) -> ModelView {
     let name = ModelName::new(name).unwrap();
     ModelView {
+        aliases: Vec::new(),
+        apart: Vec::new(),
         id: name.id(),
         name,
         ready: true,
