@@ -3,11 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use futures_util::future::select_all;
 use kvgrid_core::view::ModelView;
 use kvgrid_core::{ModelId, ModelName};
 use tokio::sync::watch;
 
 use crate::card::CardReport;
+use crate::discovery::{Apart, Sighting, Sightings};
 use crate::frontend::Served;
 use crate::load::Pages;
 use crate::publish::Catalog;
@@ -21,12 +23,13 @@ pub(crate) struct Offer {
 
 impl Offer {
     /// The catalog of what is served now. Capacities that the card doesn't tell are taken from
-    /// `kv_blocks`.
+    /// `kv_blocks`, what workers say of a model beside its card from `seen`.
     fn catalog(
         &self,
         card: &CardReport,
         served: &Served,
         kv_blocks: &BTreeMap<ModelId, u64>,
+        seen: &BTreeMap<ModelId, Arc<Sighting>>,
     ) -> Catalog {
         let site_card = card.card.as_ref();
         let model = |name: &ModelName| {
@@ -37,13 +40,17 @@ impl Offer {
                 info.capacity_blocks = info.capacity_blocks.or(kv_blocks.get(&id).copied());
                 info
             });
+            let seen = seen.get(&id);
+            let aliases = seen.map(|seen| seen.other_names(name));
+            let listed = |name: &ModelName| served.models.contains(name.as_str());
+            let apart = seen.map(|seen| seen.leadership.apart.as_slice());
             ModelView {
                 name: name.clone(),
                 id,
-                aliases: Vec::new(),
-                ready: served.models.contains(name.as_str()),
+                aliases: aliases.into_iter().flatten().filter(listed).collect(),
+                ready: listed(name),
                 card,
-                apart: Vec::new(),
+                apart: apart.into_iter().flatten().map(Apart::view).collect(),
             }
         };
         Catalog {
@@ -56,20 +63,37 @@ impl Offer {
     }
 }
 
+/// What is told of.
+pub(crate) struct Facts {
+    /// The card.
+    pub(crate) cards: watch::Receiver<CardReport>,
+    /// What the frontend serves.
+    pub(crate) served: watch::Receiver<Served>,
+    /// What metrics pages say.
+    pub(crate) pages: watch::Receiver<Arc<Pages>>,
+    /// What workers say of a model in a discovery.
+    pub(crate) sightings: BTreeMap<ModelId, Sightings>,
+}
+
 /// Tells edges what is served, whenever that changes, until its sources end.
-pub(crate) async fn tell(
-    offer: Offer,
-    cards: watch::Receiver<CardReport>,
-    served: watch::Receiver<Served>,
-    pages: watch::Receiver<Arc<Pages>>,
-    catalog: watch::Sender<Arc<Catalog>>,
-) {
-    let (mut cards, mut served, mut pages) = (cards, served, pages);
+pub(crate) async fn tell(offer: Offer, facts: Facts, catalog: watch::Sender<Arc<Catalog>>) {
+    let Facts {
+        mut cards,
+        mut served,
+        mut pages,
+        mut sightings,
+    } = facts;
     loop {
         let now = {
+            let seen = sightings.iter_mut().filter_map(|(model, seen)| {
+                let seen = seen.borrow_and_update().clone();
+                Some((*model, seen?))
+            });
+            let seen = seen.collect();
             let kv_blocks = pages.borrow_and_update().kv_blocks();
             let card = cards.borrow_and_update();
-            offer.catalog(&card, &served.borrow_and_update(), &kv_blocks)
+            let served = served.borrow_and_update();
+            offer.catalog(&card, &served, &kv_blocks, &seen)
         };
         catalog.send_if_modified(|told| {
             let changed = told.models != now.models;
@@ -83,6 +107,7 @@ pub(crate) async fn tell(
             changed = served.changed() => changed.is_ok(),
             changed = pages.changed() => changed.is_ok(),
             () = changes(&mut cards) => true,
+            () = any_changes(&mut sightings) => true,
         };
         if !goes_on {
             return;
@@ -90,11 +115,21 @@ pub(crate) async fn tell(
     }
 }
 
-/// Waits for another card; a configured one never changes, and nobody tells it any more.
-async fn changes(cards: &mut watch::Receiver<CardReport>) {
-    if cards.changed().await.is_err() {
+/// Waits for another card, say; a configured one never changes, and nobody tells it any more.
+async fn changes<T>(told: &mut watch::Receiver<T>) {
+    if told.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
+}
+
+/// Waits for another sighting; of a discovery that ends with the relay, nothing comes.
+async fn any_changes(sightings: &mut BTreeMap<ModelId, Sightings>) {
+    let all = sightings.values_mut().map(|seen| Box::pin(changes(seen)));
+    let all: Vec<_> = all.collect();
+    if all.is_empty() {
+        std::future::pending::<()>().await;
+    }
+    select_all(all).await;
 }
 
 #[cfg(test)]
@@ -142,10 +177,16 @@ mod tests {
 
     #[test]
     fn a_model_is_ready_while_the_frontend_lists_it() {
-        let none = offer().catalog(&card(None), &Served::default(), &BTreeMap::new());
+        let none = offer().catalog(
+            &card(None),
+            &Served::default(),
+            &BTreeMap::new(),
+            &BTreeMap::new(),
+        );
         let one = offer().catalog(
             &card(None),
             &served(&["carded", "unknown"]),
+            &BTreeMap::new(),
             &BTreeMap::new(),
         );
 
@@ -160,7 +201,12 @@ mod tests {
 
     #[test]
     fn the_card_is_told_with_its_model_alone() {
-        let catalog = offer().catalog(&card(None), &Served::default(), &BTreeMap::new());
+        let catalog = offer().catalog(
+            &card(None),
+            &Served::default(),
+            &BTreeMap::new(),
+            &BTreeMap::new(),
+        );
 
         assert_eq!(catalog.models[0].card, None);
         let digest = catalog.models[1].card.as_ref().unwrap().digest;
@@ -174,7 +220,13 @@ mod tests {
         let (catalog, mut told) = watch::channel(Arc::default());
         let (_, cards) = watch::channel(card(None));
         let mut tasks = tokio::task::JoinSet::new();
-        tasks.spawn(tell(offer(), cards, served_now, pages, catalog));
+        let facts = Facts {
+            cards,
+            served: served_now,
+            pages,
+            sightings: BTreeMap::new(),
+        };
+        tasks.spawn(tell(offer(), facts, catalog));
         told.changed().await.unwrap();
 
         served_sender.send_replace(served(&["carded"]));
@@ -185,7 +237,12 @@ mod tests {
 
     #[test]
     fn a_card_that_is_withdrawn_is_told_no_more() {
-        let catalog = offer().catalog(&CardReport::default(), &Served::default(), &BTreeMap::new());
+        let catalog = offer().catalog(
+            &CardReport::default(),
+            &Served::default(),
+            &BTreeMap::new(),
+            &BTreeMap::new(),
+        );
 
         assert!(catalog.cards.is_empty());
         assert!(catalog.models.iter().all(|model| model.card.is_none()));
@@ -195,11 +252,55 @@ mod tests {
     fn a_capacity_that_is_configured_wins_over_the_frontends() {
         let measured = BTreeMap::from([(name("carded").id(), 7)]);
         let capacity = |card: CardReport| {
-            let catalog = offer().catalog(&card, &Served::default(), &measured);
+            let catalog = offer().catalog(&card, &Served::default(), &measured, &BTreeMap::new());
             catalog.models[1].card.as_ref().unwrap().capacity_blocks
         };
 
         assert_eq!(capacity(card(None)), Some(7));
         assert_eq!(capacity(card(Some(5))), Some(5));
+    }
+
+    #[test]
+    fn other_names_are_told_that_the_frontend_lists_and_workers_apart() {
+        let mut raw = crate::discovery::tests::model_card("http://127.0.0.1:1");
+        raw["display_name"] = "carded".into();
+        raw["aliases"] = serde_json::json!(["chat", "unlisted", "bad\u{7}name"]);
+        let model = |size: u32| {
+            raw["kv_cache_block_size"] = size.into();
+            crate::discovery::ServedModel {
+                place: crate::discovery::Place::default(),
+                worker: size.into(),
+                card: Arc::new(crate::discovery::ModelCard::parse(raw.clone()).unwrap()),
+            }
+        };
+        let models: Vec<_> = [16, 32].map(model).into();
+        let leading = models[0].card.cohort;
+        let apart = Apart {
+            place: models[1].place.clone(),
+            cohort: models[1].card.cohort,
+            workers: 3,
+            differs: vec!["kv_cache_block_size"],
+        };
+        let named = |model| (format!("{model:?}"), model);
+        let seen = Sighting {
+            models: models.into_iter().map(named).collect(),
+            leadership: crate::discovery::Leadership {
+                leading: Some(leading),
+                apart: vec![apart],
+            },
+            ..Sighting::default()
+        };
+
+        let seen = BTreeMap::from([(name("carded").id(), Arc::new(seen))]);
+        let served = served(&["carded", "chat"]);
+        let catalog = offer().catalog(&card(None), &served, &BTreeMap::new(), &seen);
+
+        assert_eq!(catalog.models[0].aliases, []);
+        assert_eq!(catalog.models[1].aliases, [name("chat")]);
+        let [apart] = &catalog.models[1].apart[..] else {
+            panic!("{catalog:?}");
+        };
+        assert_eq!(apart.workers, 3);
+        assert_eq!(apart.differs, ["kv_cache_block_size".into()]);
     }
 }

@@ -230,6 +230,8 @@ pub(crate) struct SourceTable {
     pub(crate) block_size: Option<NonZeroU32>,
     /// Whether blocks overlap by one token (EAGLE); as the card says if left out.
     pub(crate) eagle: Option<bool>,
+    /// Which part of requests its workers do; all of it if left out.
+    pub(crate) role: Option<SourceRole>,
     /// The prefix of topics to subscribe to; engines publish without one unless told.
     pub(crate) topic: Option<String>,
     /// How long a publisher may be disconnected before its blocks go.
@@ -255,6 +257,29 @@ pub(crate) struct SourceTable {
     pub(crate) component: Option<String>,
     /// The workers' endpoint; any if left out.
     pub(crate) endpoint: Option<String>,
+}
+
+/// Which part of requests a source's workers do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum SourceRole {
+    /// All of it.
+    #[default]
+    Aggregated,
+    /// They compute prompts, for others that answer.
+    Prefill,
+    /// They answer prompts that others have computed.
+    Decode,
+}
+
+impl SourceRole {
+    /// Whether a prompt whose blocks they hold is not computed anew.
+    pub(crate) const fn spares_prefill(self) -> bool {
+        match self {
+            Self::Aggregated | Self::Prefill => true,
+            Self::Decode => false,
+        }
+    }
 }
 
 /// What a source speaks.

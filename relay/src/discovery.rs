@@ -5,14 +5,16 @@
 //! what changes (`board`): etcd (`etcd`) or Kubernetes (`kubernetes`). What counts as alive is
 //! told as one [`Sighting`], whenever that changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvgrid_core::ModelName;
 use tokio::sync::watch;
 
 mod board;
+mod cohorts;
 mod etcd;
 mod files;
 mod kubernetes;
@@ -22,9 +24,10 @@ mod record;
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub(crate) use cohorts::{Apart, Leadership};
 pub(crate) use etcd::EtcdSettings;
 pub(crate) use kubernetes::{KubernetesMode, KubernetesSettings};
-pub(crate) use model_card::{FileRef, ModelCard};
+pub(crate) use model_card::{CohortId, FileRef, ModelCard, Role};
 pub(crate) use record::Place;
 
 use board::Board;
@@ -137,16 +140,45 @@ pub(crate) struct Sighting {
     pub(crate) publishers: BTreeMap<u64, Publisher>,
     /// Models by the names of their entries.
     pub(crate) models: BTreeMap<String, ServedModel>,
+    /// Which cards of the model that is looked for count.
+    pub(crate) leadership: Leadership,
+}
+
+/// Most names of a model beside its own.
+const ALIASES: usize = 64;
+
+impl Sighting {
+    /// By which other names than this the workers that lead call the model.
+    pub(crate) fn other_names(&self, model: &ModelName) -> Vec<ModelName> {
+        let leads = |it: &&ServedModel| Some(it.card.cohort) == self.leadership.leading;
+        let ours = self.models.values().filter(leads);
+        let ours = ours.filter(|it| it.card.is_called(model.as_str()));
+        let names: BTreeSet<&str> = ours.flat_map(|it| it.card.names()).collect();
+        let names = names.into_iter().filter(|name| *name != model.as_str());
+        // What can't be asked for by a name of ours is none.
+        let names = names.filter_map(|name| ModelName::new(name).ok());
+        names.take(ALIASES).collect()
+    }
 }
 
 /// What has been seen; nothing before the first look.
 pub(crate) type Sightings = watch::Receiver<Option<Arc<Sighting>>>;
 
-/// Follows a store, and tells what is alive in it when that changes.
+/// Follows a store, and tells what is alive in it when that changes, and whose card counts
+/// among the workers of this model.
 pub(crate) async fn watch(
     settings: DiscoverySettings,
-    sightings: watch::Sender<Option<Arc<Sighting>>>,
+    model: ModelName,
+    told: watch::Sender<Option<Arc<Sighting>>>,
 ) {
+    let (seen, sightings) = watch::channel(None);
+    tokio::join!(
+        look(settings, seen),
+        cohorts::follow(model.as_str(), sightings, told)
+    );
+}
+
+async fn look(settings: DiscoverySettings, sightings: watch::Sender<Option<Arc<Sighting>>>) {
     let told = Teller {
         scope: settings.scope,
         sightings,

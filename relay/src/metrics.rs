@@ -19,6 +19,7 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use crate::card::{CardReport, CardState};
+use crate::discovery::Sightings;
 use crate::frontend::Served;
 use crate::gossip::Gossip;
 use crate::load::Gateway;
@@ -42,6 +43,8 @@ pub(crate) struct Readings {
     pub(crate) gossip: Gossip,
     /// The models that requests may name.
     pub(crate) models: BTreeMap<ModelId, ModelName>,
+    /// What a model's workers say of it, where they do.
+    pub(crate) sightings: BTreeMap<ModelId, Sightings>,
     /// The time now.
     pub(crate) clock: Clock,
 }
@@ -73,6 +76,7 @@ impl Collector for Readings {
         self.requests(&mut page)?;
         self.gossip(&mut page)?;
         self.card(&mut page)?;
+        self.apart(&mut page)?;
         let pools = self.pools.borrow();
         blocks(&mut page, &pools)?;
         events(&mut page, &pools)?;
@@ -119,6 +123,21 @@ impl Readings {
             })
         });
         page.gauge("card", "Where the model's card comes from", states)
+    }
+
+    fn apart(&self, page: &mut Page<'_>) -> fmt::Result {
+        let workers = self.sightings.iter().map(|(model, seen)| {
+            let seen = seen.borrow();
+            let apart = seen.iter().flat_map(|seen| &seen.leadership.apart);
+            let workers: usize = apart.map(|group| group.workers).sum();
+            let name = self.models.get(model).map_or("other", ModelName::as_str);
+            (vec![("model", name.to_owned())], workers as u64)
+        });
+        page.gauge(
+            "workers_apart",
+            "Workers whose card differs from the one that serves",
+            workers,
+        )
     }
 
     fn requests(&self, page: &mut Page<'_>) -> fmt::Result {

@@ -11,6 +11,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvgrid_core::ckf::Naming;
 use kvgrid_core::event::{Refusals, Tier};
 use kvgrid_core::replication::Completeness;
 use kvgrid_core::residency::ResidencyStats;
@@ -21,12 +22,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{block_in_place, yield_now};
 
 use crate::config::{Feeds, LimitsTable, SourceSettings};
-use crate::publish::{Hub, PoolStatus};
-use crate::sources::{FeedState, SourceEvent};
+use crate::publish::{Hub, PoolShape, PoolSpec, PoolStatus};
+use crate::sources::{FeedState, PartInfo, SourceEvent};
 
 mod facts;
 mod knowledge;
 mod mirrored;
+mod part;
 mod pool;
 mod resident;
 #[cfg(test)]
@@ -115,6 +117,30 @@ struct Owner {
     hub: Hub,
 }
 
+impl Owner {
+    /// What is told to edges as one pool: of a part, or of all that the source tells.
+    fn spec(
+        &self,
+        of: Option<&PartInfo>,
+        shape: PoolShape,
+        capacity_blocks: Option<u64>,
+    ) -> PoolSpec {
+        PoolSpec {
+            model: self.model.clone(),
+            source: self.source.to_string(),
+            part: of.map(|of| of.place.clone()),
+            cohort: of.and_then(|of| of.cohort).map(|cohort| cohort.0),
+            shape,
+            naming: Naming::Chain,
+            tier: self.tier,
+            closed: true,
+            // What is told of capacity is of devices.
+            capacity_blocks: capacity_blocks.filter(|_| self.tier == Tier::Device),
+            generation: 0,
+        }
+    }
+}
+
 /// What one source's pools hold.
 trait Holdings: Send {
     /// Takes an event in; what it comes to may be left for later.
@@ -150,10 +176,6 @@ impl Source {
         }
     }
 }
-
-/// Geometries that one offer of a pool may go through before its epochs come near the next
-/// offer's.
-const GENERATIONS_PER_OFFER: u16 = 256;
 
 impl Pools {
     /// A pool for each tier of each source, empty, and offered by the hub if it is known

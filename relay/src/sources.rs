@@ -4,11 +4,13 @@
 //! slow, sources wait, their publishers' buffers fill, and what is dropped there shows up as a
 //! gap, which the source repairs or answers for.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvgrid_core::ckf::Format;
 use kvgrid_core::event::{KvEvent, Refusals, WorkerKey};
 
+use crate::discovery::CohortId;
 use crate::publish::PoolShape;
 
 pub(crate) mod dynamo_events;
@@ -39,7 +41,7 @@ pub(crate) enum FeedState {
     Partial,
     /// There is no publisher: it holds nothing, and that is known.
     Gone,
-    /// Its blocks have another form than the pool's, so that it is not followed.
+    /// Its blocks are of no use, or have another form than is configured: it is not followed.
     Unfit,
 }
 
@@ -52,6 +54,15 @@ impl FeedState {
         Self::Gone,
         Self::Unfit,
     ];
+
+    /// How many of these are in which state.
+    pub(crate) fn counted(feeds: &BTreeMap<usize, Self>) -> Vec<(Self, u64)> {
+        let count = |state| {
+            let feeds = feeds.values().filter(|feed| **feed == state);
+            (state, feeds.map(|_| 1).sum())
+        };
+        Self::ALL.map(count).to_vec()
+    }
 
     /// Whether nothing is missing of what it has to tell.
     pub(crate) const fn is_known(self) -> bool {
@@ -77,14 +88,19 @@ pub(crate) enum SourceEvent {
         /// The feed.
         feed: FeedId,
     },
-    /// The source has found out what its blocks look like.
-    Shape {
+    /// The source has found out into which pools its workers' blocks belong.
+    Parts {
         /// A feed of the source.
         feed: FeedId,
-        /// What all of them look like from now on.
-        shape: PoolShape,
-        /// Blocks that its workers have room for, where that is known.
-        capacity_blocks: Option<u64>,
+        /// All that there are now.
+        parts: Vec<ListedPart>,
+    },
+    /// A feed tells of a listed part's blocks, and so did what it has told before.
+    Belongs {
+        /// The feed.
+        feed: FeedId,
+        /// The part.
+        of: Arc<PartInfo>,
     },
     /// Messages were lost for good.
     Gap {
@@ -159,6 +175,28 @@ pub(crate) enum SourceEvent {
     },
 }
 
+/// Workers whose blocks are one pool: those of an endpoint whose cards are alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PartInfo {
+    /// Their endpoint.
+    pub(crate) place: String,
+    /// By what cards prompts become their blocks; `None` where those are others'.
+    pub(crate) cohort: Option<CohortId>,
+    /// What their blocks look like.
+    pub(crate) shape: PoolShape,
+}
+
+/// A part as it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ListedPart {
+    /// The part.
+    pub(crate) of: Arc<PartInfo>,
+    /// Blocks that its workers have room for, where that is known.
+    pub(crate) capacity_blocks: Option<u64>,
+    /// Whether edges are told of it.
+    pub(crate) told: bool,
+}
+
 /// What a filter that somebody else publishes is of.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TableInfo {
@@ -185,7 +223,8 @@ impl SourceEvent {
         match self {
             Self::Feed { feed, .. }
             | Self::FeedEnded { feed }
-            | Self::Shape { feed, .. }
+            | Self::Parts { feed, .. }
+            | Self::Belongs { feed, .. }
             | Self::Gap { feed }
             | Self::Repaired { feed }
             | Self::Refused { feed, .. }

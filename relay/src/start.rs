@@ -161,7 +161,13 @@ impl Relay {
         self.tell_facts(pools.clone());
         let pages = self.watch_load(usage, pools.clone());
         let cards = self.follow_card(&sightings);
-        self.tell_catalog(cards.subscribe(), served.clone(), pages);
+        let facts = catalog::Facts {
+            cards: cards.subscribe(),
+            served: served.clone(),
+            pages,
+            sightings: self.by_model(&sightings),
+        };
+        self.tell_catalog(facts);
         let readings = Readings {
             pools: pools.clone(),
             served: served.clone(),
@@ -173,6 +179,7 @@ impl Relay {
             gateway: self.gateway.clone(),
             gossip: gossip.clone(),
             models: by_id(self.prepared.models()),
+            sightings: self.by_model(&sightings),
             clock: self.clock,
         };
         let registry = Arc::new(metrics::registry(readings));
@@ -216,8 +223,8 @@ impl Relay {
         for (source, settings) in self.prepared.config.sources.iter().enumerate() {
             if let Some(discovery) = settings.feeds.discovery() {
                 let (sender, receiver) = watch::channel(None);
-                let discovery = discovery.clone();
-                self.spawn("discovery", discovery::watch(discovery, sender));
+                let (discovery, model) = (discovery.clone(), settings.model.clone());
+                self.spawn("discovery", discovery::watch(discovery, model, sender));
                 sightings.insert(source, receiver);
             }
         }
@@ -268,17 +275,24 @@ impl Relay {
         pages
     }
 
-    fn tell_catalog(
-        &self,
-        cards: watch::Receiver<CardReport>,
-        served: watch::Receiver<Served>,
-        pages: watch::Receiver<Arc<Pages>>,
-    ) {
+    /// What each model's workers say of it; of several sources of a model, the first one's.
+    fn by_model(&self, sightings: &BTreeMap<usize, Sightings>) -> BTreeMap<ModelId, Sightings> {
+        let mut by_model = BTreeMap::new();
+        for (source, settings) in self.prepared.config.sources.iter().enumerate() {
+            if let Some(seen) = sightings.get(&source) {
+                let seen = || seen.clone();
+                by_model.entry(settings.model.id()).or_insert_with(seen);
+            }
+        }
+        by_model
+    }
+
+    fn tell_catalog(&self, facts: catalog::Facts) {
         let offer = Offer {
             models: self.prepared.models(),
         };
         let catalog = self.hub.catalog().clone();
-        let telling = catalog::tell(offer, cards, served, pages, catalog);
+        let telling = catalog::tell(offer, facts, catalog);
         self.spawn("catalog", telling);
     }
 

@@ -89,6 +89,45 @@ pub struct ResidencyStats {
     pub self_parents: u64,
 }
 
+impl ResidencyStats {
+    /// What was counted since the start, without what is there now.
+    #[must_use]
+    pub fn counts(self) -> Self {
+        Self {
+            refused: self.refused,
+            unknown_removals: self.unknown_removals,
+            renamed: self.renamed,
+            self_parents: self.self_parents,
+            ..Self::default()
+        }
+    }
+}
+
+impl core::ops::AddAssign for ResidencyStats {
+    fn add_assign(&mut self, other: Self) {
+        let Self {
+            published,
+            held,
+            orphans,
+            copies,
+            workers,
+            refused,
+            unknown_removals,
+            renamed,
+            self_parents,
+        } = other;
+        self.published += published;
+        self.held += held;
+        self.orphans += orphans;
+        self.copies += copies;
+        self.workers += workers;
+        self.refused += refused;
+        self.unknown_removals += unknown_removals;
+        self.renamed += renamed;
+        self.self_parents += self_parents;
+    }
+}
+
 /// Who holds what in one pool.
 pub struct Residency {
     config: ResidencyConfig,

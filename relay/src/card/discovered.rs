@@ -1,8 +1,9 @@
 //! The card as the site's workers tell it: found in discovery, its files got from the workers.
 //!
-//! The card stays the same while any live worker offers it, and when none is alive at all:
-//! what such a worker had cached is gone, but the next one will tokenise alike. A card that
-//! the live workers don't offer any more is withdrawn, since its tokens may be wrong.
+//! The card is that of the workers that lead, of those that answer: who only computes prompts is
+//! given tokens. It stays the same while none is alive at all: what such a worker had cached is
+//! gone, but the next one will tokenise alike. A card that the live workers don't offer any more
+//! is withdrawn, since its tokens may be wrong.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,7 +21,7 @@ use tracing::{info, warn};
 use super::plan::{Overrides, Plan, PlannedFile, Unsupported};
 use super::store::Store;
 use super::{CardReport, CardState, SiteCard};
-use crate::discovery::{ModelCard, ServedModel, Sighting, Sightings};
+use crate::discovery::{ModelCard, Role, ServedModel, Sighting, Sightings};
 use crate::fetch::{FetchError, Fetcher};
 
 /// How long a worker may take to give a file.
@@ -87,6 +88,11 @@ pub(crate) async fn follow(
     }
 }
 
+/// Whether prompts are rendered by a worker's card.
+fn renders(model: &ServedModel) -> bool {
+    matches!(model.card.role(), Role::Whole | Role::Decode)
+}
+
 struct Finder {
     wanted: Wanted,
     store: Store,
@@ -125,8 +131,10 @@ impl Finder {
     /// Brings the card up to date; says whether there is nothing more to try.
     async fn take(&mut self, seen: &Sighting) -> bool {
         let name = self.wanted.model.as_str();
-        let workers = seen.models.values();
-        let workers: Vec<_> = workers.filter(|m| m.card.is_called(name)).collect();
+        let ours = seen.models.values().filter(|m| m.card.is_called(name));
+        let leading = seen.leadership.leading;
+        let workers = ours.filter(|m| Some(m.card.cohort) == leading && renders(m));
+        let workers: Vec<_> = workers.collect();
         if workers.is_empty() {
             let state = match self.current {
                 Some(_) => CardState::Remembered,
@@ -135,7 +143,7 @@ impl Finder {
             self.set_state(state, None);
             return true;
         }
-        let capacity = self.capacity(&workers);
+        let capacity = self.capacity(seen);
         let overrides = &self.wanted.overrides;
         let plans = workers
             .iter()
@@ -244,8 +252,17 @@ impl Finder {
         }
     }
 
-    fn capacity(&self, workers: &[&ServedModel]) -> Option<u64> {
-        let mut blocks = workers.iter().map(|model| model.card.worker_blocks());
+    /// Blocks of those that compute prompts.
+    fn capacity(&self, seen: &Sighting) -> Option<u64> {
+        let name = self.wanted.model.as_str();
+        let ours = seen.models.values().filter(|m| m.card.is_called(name));
+        let leading = seen.leadership.leading;
+        let computes = ours.filter(|m| match m.card.role() {
+            Role::Whole => Some(m.card.cohort) == leading,
+            Role::Prefill => true,
+            Role::Decode | Role::Other => false,
+        });
+        let mut blocks = computes.map(|model| model.card.worker_blocks());
         let told = blocks.try_fold(0_u64, |sum, blocks| Some(sum.saturating_add(blocks?)));
         self.wanted.capacity_blocks.or(told)
     }

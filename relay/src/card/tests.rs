@@ -108,7 +108,8 @@ mod discovered {
                 state: state.to_owned(),
             };
             let mut tasks = JoinSet::new();
-            tasks.spawn(discovery::watch(site.settings(), sender));
+            let model = wanted.model.clone();
+            tasks.spawn(discovery::watch(site.settings(), model, sender));
             tasks.spawn(follow(wanted, sightings, reports));
             Self {
                 reports: receiver,

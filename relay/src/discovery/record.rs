@@ -1,5 +1,6 @@
 //! The entries of Dynamo's discovery, as far as they matter here.
 
+use std::fmt;
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -18,6 +19,12 @@ pub(crate) struct Place {
     /// The endpoint; empty where none is told.
     #[serde(default, alias = "name")]
     pub(crate) endpoint: String,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.namespace, self.component, self.endpoint)
+    }
 }
 
 impl Place {

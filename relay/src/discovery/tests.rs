@@ -107,11 +107,15 @@ impl Store {
     }
 
     pub(crate) fn register_model(&self, worker: u64, card: &Value) {
+        self.register_model_at("backend", worker, card);
+    }
+
+    pub(crate) fn register_model_at(&self, component: &str, worker: u64, card: &Value) {
         self.write(
             "mdc",
             &format!("m{worker:x}"),
             &json!({
-                "type": "Model", "namespace": NAMESPACE, "component": "backend",
+                "type": "Model", "namespace": NAMESPACE, "component": component,
                 "endpoint": "generate", "instance_id": worker, "card_json": card,
             }),
         );

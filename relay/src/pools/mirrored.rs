@@ -21,7 +21,7 @@ use kvgrid_core::replication::Completeness;
 use kvgrid_core::residency::{PoolOp, ResidencyStats};
 
 use super::knowledge::Knowledge;
-use super::{GENERATIONS_PER_OFFER, Holdings, Owner, PoolReport, STEP, unhurried};
+use super::{Holdings, Owner, PoolReport, STEP, unhurried};
 use crate::publish::{PoolPublisher, PoolShape, PoolSpec, PoolStatus};
 use crate::sources::{FeedState, FilterChange, SourceEvent, TableInfo};
 
@@ -114,17 +114,19 @@ impl Mirrored {
     /// Who has sized the peer's table expected half of its slots to be filled.
     fn offer(&mut self, of: &TableInfo, entries: u64) -> Offer {
         let expected = self.capacity_blocks.unwrap_or(of.format.slots() / 2);
-        let publisher = self.owner.hub.pool(&PoolSpec {
+        let spec = PoolSpec {
             model: self.owner.model.clone(),
             source: self.owner.source.to_string(),
             part: Some(of.place.clone()),
+            cohort: None,
             shape: of.shape,
             naming: Naming::Ckf(of.format),
             tier: self.owner.tier,
             closed: false,
             capacity_blocks: Some(expected.max(entries)),
-            generation: self.offers.wrapping_mul(GENERATIONS_PER_OFFER),
-        });
+            generation: 0,
+        };
+        let publisher = self.owner.hub.pool(&spec.generation(self.offers));
         self.offers = self.offers.wrapping_add(1);
         Offer {
             shape: of.shape,
@@ -236,7 +238,8 @@ impl Holdings for Mirrored {
             SourceEvent::Ended { reason, .. } => *self.ends.entry(reason).or_default() += 1,
             SourceEvent::Served { ready, .. } => self.ready = ready,
             // What sources tell that hear workers themselves.
-            SourceEvent::Shape { .. }
+            SourceEvent::Parts { .. }
+            | SourceEvent::Belongs { .. }
             | SourceEvent::Repaired { .. }
             | SourceEvent::Batch { .. }
             | SourceEvent::PublisherGone { .. } => {}
@@ -277,10 +280,6 @@ impl Holdings for Mirrored {
     fn report(&self, now: Instant) -> PoolReport {
         let entries: u64 = self.tables.values().map(|it| it.mirror.entries()).sum();
         let entries = usize::try_from(entries).unwrap_or(usize::MAX);
-        let counted = |state| {
-            let feeds = self.feeds.values().filter(|feed| **feed == state);
-            (state, feeds.map(|_| 1).sum())
-        };
         let told = self.tables.values().map(|it| it.offer.publisher.status());
         let ages = self.tables.values().filter_map(|it| it.ages.age(now));
         PoolReport {
@@ -294,12 +293,8 @@ impl Holdings for Mirrored {
                 ..ResidencyStats::default()
             },
             completeness: self.knowledge.completeness(now),
-            // Of several pools, all blocks and the first one's life.
-            told: told.reduce(|first, other| PoolStatus {
-                blocks: first.blocks + other.blocks,
-                ..first
-            }),
-            feeds: FeedState::ALL.map(counted).to_vec(),
+            told: told.reduce(PoolStatus::and),
+            feeds: FeedState::counted(&self.feeds),
             batches: self.batches,
             blocks: self.blocks,
             refused: self.refused,

@@ -15,8 +15,6 @@ use crate::sources::{FeedState, SourceEvent};
 /// What is to be told once the residency has done its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Then {
-    /// Nothing.
-    Nothing,
     /// The publisher's messages up to this sequence are applied.
     Applied {
         /// Which life of which publisher.
@@ -81,43 +79,46 @@ impl Pool {
         }
     }
 
+    /// A feed has another state, or is no more.
+    pub(super) fn set_state(&mut self, feed: usize, state: Option<FeedState>, now: Instant) {
+        match state {
+            Some(state) => drop(self.feeds.insert(feed, state)),
+            None => drop(self.feeds.remove(&feed)),
+        }
+        let whole = self.feeds.values().all(|state| state.is_known());
+        self.knowledge.set_whole(whole, now);
+    }
+
     /// Queues an event in the residency.
-    pub(super) fn handle(&mut self, event: SourceEvent, now: Instant) -> Then {
+    pub(super) fn handle(&mut self, event: SourceEvent) -> Option<Then> {
         match event {
-            SourceEvent::Feed { feed, state } => {
-                self.feeds.insert(feed.endpoint, state);
-                self.note_whether_whole(now);
-                Then::Nothing
-            }
-            SourceEvent::FeedEnded { feed } => {
-                self.feeds.remove(&feed.endpoint);
-                self.note_whether_whole(now);
-                Then::Nothing
-            }
             SourceEvent::Gap { .. } => {
                 self.gaps += 1;
-                Then::Nothing
+                None
             }
             SourceEvent::Repaired { .. } => {
                 *self.repairs.get_or_insert(0) += 1;
-                Then::Nothing
+                None
             }
             SourceEvent::Refused { refused, .. } => {
                 self.note_refused(&refused);
-                Then::Nothing
+                None
             }
-            // Hashes are the same to residency whatever they are of. The others are what sources
-            // tell that have a peer with filters of its own.
-            SourceEvent::Shape { .. }
+            // Of feeds and parts the pool's owner takes care; the others are what sources tell
+            // that have a peer with filters of its own.
+            SourceEvent::Feed { .. }
+            | SourceEvent::FeedEnded { .. }
+            | SourceEvent::Parts { .. }
+            | SourceEvent::Belongs { .. }
             | SourceEvent::Table { .. }
             | SourceEvent::Filter { .. }
             | SourceEvent::Ended { .. }
-            | SourceEvent::Served { .. } => Then::Nothing,
+            | SourceEvent::Served { .. } => None,
             SourceEvent::PublisherGone { publisher, .. } => {
                 for rank in self.ranks.remove(&publisher).unwrap_or_default() {
                     self.residency.drop_worker(WorkerKey { publisher, rank });
                 }
-                Then::Forget { publisher }
+                Some(Then::Forget { publisher })
             }
             SourceEvent::Batch {
                 worker,
@@ -136,12 +137,20 @@ impl Pool {
                         self.residency.apply(worker, event);
                     }
                 }
-                Then::Applied {
+                Some(Then::Applied {
                     publisher: worker.publisher,
                     sequence,
-                }
+                })
             }
         }
+    }
+
+    /// Takes over what was counted of a pool that is no more.
+    pub(super) fn take_counts(&mut self, other: &Self) {
+        self.batches += other.batches;
+        self.blocks += other.blocks;
+        self.refused.add(&other.refused);
+        self.gaps += other.gaps;
     }
 
     /// Blocks of another size are a wrong configuration, and would leave the pool empty.
@@ -161,20 +170,6 @@ impl Pool {
     /// When the completeness changes by itself.
     pub(super) fn incomplete_at(&self, now: Instant) -> Option<Instant> {
         self.knowledge.incomplete_at(now)
-    }
-
-    /// How many feeds are in which state.
-    pub(super) fn feeds(&self) -> Vec<(FeedState, u64)> {
-        let count = |state| {
-            let feeds = self.feeds.values().filter(|feed| **feed == state);
-            (state, feeds.map(|_| 1).sum())
-        };
-        FeedState::ALL.map(count).to_vec()
-    }
-
-    fn note_whether_whole(&mut self, now: Instant) {
-        let whole = self.feeds.values().all(|state| state.is_known());
-        self.knowledge.set_whole(whole, now);
     }
 }
 
@@ -234,15 +229,15 @@ mod tests {
     fn a_batch_is_applied_and_says_so() {
         let mut pool = pool(1);
 
-        let then = pool.handle(stored(7, 0, 42, 1), at(0));
+        let then = pool.handle(stored(7, 0, 42, 1));
 
         let (publisher, sequence) = (7, 42);
         assert_eq!(
             then,
-            Then::Applied {
+            Some(Then::Applied {
                 publisher,
                 sequence
-            }
+            })
         );
         assert_eq!(pool.published(), [1]);
         assert_eq!((pool.batches, pool.blocks), (1, 1));
@@ -251,14 +246,14 @@ mod tests {
     #[test]
     fn a_gone_publisher_takes_all_its_ranks_along() {
         let mut pool = pool(1);
-        pool.handle(stored(7, 0, 0, 1), at(0));
-        pool.handle(stored(7, 1, 1, 2), at(0));
-        pool.handle(stored(8, 0, 0, 3), at(0));
+        pool.handle(stored(7, 0, 0, 1));
+        pool.handle(stored(7, 1, 1, 2));
+        pool.handle(stored(8, 0, 0, 3));
 
         let (feed, publisher) = (feed(0), 7);
-        let then = pool.handle(SourceEvent::PublisherGone { feed, publisher }, at(0));
+        let then = pool.handle(SourceEvent::PublisherGone { feed, publisher });
 
-        assert_eq!(then, Then::Forget { publisher });
+        assert_eq!(then, Some(Then::Forget { publisher }));
         assert_eq!(pool.published(), [3]);
     }
 
@@ -266,8 +261,7 @@ mod tests {
     fn a_pool_is_whole_when_every_feed_is_whole_or_gone() {
         let mut pool = pool(2);
         let tell = |pool: &mut Pool, endpoint, state| {
-            let feed = feed(endpoint);
-            pool.handle(SourceEvent::Feed { feed, state }, at(1));
+            pool.set_state(endpoint, Some(state), at(1));
             pool.completeness(at(1))
         };
 
@@ -283,11 +277,10 @@ mod tests {
     #[test]
     fn a_feed_that_was_found_counts_until_it_ends() {
         let mut pool = pool(0);
-        let (found, state) = (feed(7), FeedState::Partial);
 
-        pool.handle(SourceEvent::Feed { feed: found, state }, at(1));
+        pool.set_state(7, Some(FeedState::Partial), at(1));
         let with = pool.completeness(at(1));
-        pool.handle(SourceEvent::FeedEnded { feed: found }, at(2));
+        pool.set_state(7, None, at(2));
 
         assert_eq!(with, Completeness::Partial);
         assert_eq!(pool.completeness(at(2)), Completeness::Whole);
@@ -310,9 +303,9 @@ mod tests {
             ..LimitsTable::default()
         };
         let mut pool = Pool::new(1, DEVICE, &limits, at(0));
-        pool.handle(stored(7, 0, 0, 1), at(0));
+        pool.handle(stored(7, 0, 0, 1));
 
-        pool.handle(stored(7, 1, 1, 2), at(0));
+        pool.handle(stored(7, 1, 1, 2));
 
         assert_eq!(pool.published(), [1]);
     }

@@ -1,42 +1,53 @@
-//! One tier's pool of a source that tells which worker holds which blocks.
+//! One tier's pools of a source that tells which worker holds which blocks.
+//!
+//! A source that is told its publishers has one part, which is there from the start. One that
+//! finds them lists its parts, each a pool of its own (`part`), and says to which each publisher
+//! belongs. What a publisher tells before that is kept and taken in then, up to a bound. Edges
+//! are told of the parts that the source says; the others are followed all the same, so that
+//! one that takes over is known as well as the one before.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use kvgrid_core::Instant;
-use kvgrid_core::ckf::Naming;
-use kvgrid_core::event::Tier;
-use kvgrid_core::eviction::EvictionAges;
 use kvgrid_core::replication::Completeness;
-use kvgrid_core::residency::{Copies, PoolOp};
+use kvgrid_core::residency::{Copies, ResidencyStats};
+use tracing::warn;
 
-use super::pool::{Pool, Then};
-use super::{GENERATIONS_PER_OFFER, Holdings, Owner, PoolReport, STEP, unhurried};
+use super::knowledge::Knowledge;
+use super::part::Part;
+use super::{Holdings, Owner, PoolReport};
 use crate::config::{Feeds, LimitsTable, SourceSettings};
-use crate::publish::{PoolPublisher, PoolShape, PoolSpec};
-use crate::sources::SourceEvent;
+use crate::publish::PoolStatus;
+use crate::sources::{FeedState, ListedPart, PartInfo, SourceEvent};
+
+/// The feed of what finds the others; its state is every part's.
+const DISCOVERY: usize = 0;
+
+/// Most messages kept of a publisher of whose blocks nobody knows what they are.
+const KEPT: usize = 1024;
 
 /// What the source's workers hold, and where that is told.
 pub(super) struct Resident {
     owner: Owner,
-    pool: Pool,
+    limits: LimitsTable,
     copies: Copies,
-    /// Where the pool is told to edges, once it is known what its blocks look like.
-    offer: Option<Offer>,
+    /// Whether publishers are found, and parts with them.
+    finds: bool,
+    feeds: BTreeMap<usize, FeedState>,
+    knowledge: Knowledge,
+    /// The part of all feeds that belong to no other; the only one of a source that finds none.
+    root: Part,
+    parts: Vec<Part>,
+    /// Parts that feeds belong to.
+    of: BTreeMap<usize, Arc<PartInfo>>,
+    /// What feeds have told that belong nowhere yet.
+    kept: BTreeMap<usize, Vec<SourceEvent>>,
     /// Pools that were offered before.
     offers: u16,
-    /// What is to be told once the last event is worked off.
-    then: Then,
-    ages: EvictionAges,
-    /// Whether the last event tells how old blocks get.
-    tells_ages: bool,
-}
-
-struct Offer {
-    shape: PoolShape,
-    publisher: PoolPublisher,
-    /// How much the pool knows, as edges were told.
-    told: Completeness,
+    /// Counts of parts that are no more.
+    past: ResidencyStats,
 }
 
 impl Resident {
@@ -50,157 +61,240 @@ impl Resident {
         now: Instant,
     ) -> Self {
         let (feeds, copies) = (settings.feeds.known(), settings.feeds.copies());
-        let tier = owner.tier;
+        let finds = matches!(settings.feeds, Feeds::DynamoEvents(_));
         let mut resident = Self {
+            feeds: (0..feeds)
+                .map(|feed| (feed, FeedState::Connecting))
+                .collect(),
+            knowledge: Knowledge::partial(limits.partial_after, now),
+            root: Part::new(feeds, (owner.tier, copies), limits, now),
             owner,
-            pool: Pool::new(feeds, (tier, copies), limits, now),
+            limits: limits.clone(),
             copies,
-            offer: None,
+            finds,
+            parts: Vec::new(),
+            of: BTreeMap::new(),
+            kept: BTreeMap::new(),
             offers: 0,
-            then: Then::Nothing,
-            ages: EvictionAges::default(),
-            tells_ages: false,
+            past: ResidencyStats::default(),
         };
-        if matches!(settings.feeds, Feeds::EngineZmq(_)) {
-            resident.pool.repairs = Some(0);
-        }
-        if let Some(shape) = settings.shape {
-            resident.offer(shape, capacity_blocks, now);
+        if let Some(shape) = settings.shape.filter(|_| !finds) {
+            resident.root.pool.repairs = Some(0);
+            if !settings.role.spares_prefill() {
+                return resident;
+            }
+            let spec = resident.owner.spec(None, shape, capacity_blocks);
+            resident.root.offer(&resident.owner.hub, &spec, now);
         }
         resident
     }
 
-    /// Offers the pool to edges as one of blocks of this shape, with all it holds.
-    fn offer(&mut self, shape: PoolShape, capacity_blocks: Option<u64>, now: Instant) {
-        if self
-            .offer
-            .as_ref()
-            .is_some_and(|offer| offer.shape == shape)
-        {
-            return;
+    /// Takes over which parts there are. One that isn't listed any more has no workers: it stays
+    /// as it was, unless edges are told of another.
+    fn list(&mut self, listed: Vec<ListedPart>, now: Instant) {
+        let told = listed.iter().any(|part| part.told);
+        for part in &mut self.parts {
+            part.is_listed = listed.iter().any(|it| part.is(&it.of));
+            if !part.is_listed && told {
+                part.withdraw();
+            }
         }
-        // Another shape's pool is withdrawn: no edge may look for these blocks in it.
-        self.offer = None;
-        let publisher = self.owner.hub.pool(&PoolSpec {
-            model: self.owner.model.clone(),
-            source: self.owner.source.to_string(),
-            part: None,
-            shape,
-            naming: Naming::Chain,
-            tier: self.owner.tier,
-            closed: true,
-            // What is told of capacity is of devices.
-            capacity_blocks: capacity_blocks.filter(|_| self.owner.tier == Tier::Device),
-            generation: self.offers.wrapping_mul(GENERATIONS_PER_OFFER),
+        for ListedPart {
+            of,
+            capacity_blocks,
+            told,
+        } in listed
+        {
+            let place = match self.parts.iter().position(|part| part.is(&of)) {
+                Some(place) => place,
+                None => self.add(&of, now),
+            };
+            let spec = self.owner.spec(Some(&of), of.shape, capacity_blocks);
+            let spec = spec.generation(self.offers);
+            let Some(part) = self.parts.get_mut(place) else {
+                continue;
+            };
+            part.is_listed = true;
+            if !told {
+                part.withdraw();
+            } else if part.offer(&self.owner.hub, &spec, now) {
+                self.offers = self.offers.wrapping_add(1);
+            }
+        }
+        self.drop_unused();
+    }
+
+    fn add(&mut self, of: &Arc<PartInfo>, now: Instant) -> usize {
+        let tier = (self.owner.tier, self.copies);
+        let mut part = Part::new(0, tier, &self.limits, now);
+        part.of = Some(Arc::clone(of));
+        part.set_state(DISCOVERY, self.feeds.get(&DISCOVERY).copied(), now);
+        self.parts.push(part);
+        self.parts.len() - 1
+    }
+
+    /// Drops the parts that nobody lists, tells of or feeds.
+    fn drop_unused(&mut self) {
+        let Self { of, root, past, .. } = self;
+        self.parts.retain(|part| {
+            let is_fed = || of.values().any(|of| part.is(of));
+            let is_used = part.is_listed || part.is_offered() || is_fed();
+            if !is_used {
+                root.pool.take_counts(&part.pool);
+                *past += part.pool.residency.stats().counts();
+            }
+            is_used
         });
-        self.offers = self.offers.wrapping_add(1);
-        publisher.apply(self.pool.residency.published().map(PoolOp::Insert), now);
-        self.offer = Some(Offer {
-            shape,
-            publisher,
-            told: Completeness::Partial,
-        });
+    }
+
+    /// A feed belongs to a part, and with it what it has told so far.
+    fn belong(&mut self, feed: usize, of: Arc<PartInfo>, now: Instant) {
+        self.of.insert(feed, of);
+        let state = self.feeds.get(&feed).copied();
+        let kept = self.kept.remove(&feed).unwrap_or_default();
+        self.root.set_state(feed, None, now);
+        let part = self.part(feed);
+        part.set_state(feed, state, now);
+        for event in kept {
+            part.handle(event);
+        }
+    }
+
+    /// The part that a feed belongs to.
+    fn part(&mut self, feed: usize) -> &mut Part {
+        let of = self.of.get(&feed);
+        let mut parts = self.parts.iter_mut();
+        let part = of.and_then(|of| parts.find(|part| part.is(of)));
+        part.unwrap_or(&mut self.root)
+    }
+
+    fn set_state(&mut self, feed: usize, state: Option<FeedState>, now: Instant) {
+        match state {
+            Some(state) => drop(self.feeds.insert(feed, state)),
+            None => drop(self.feeds.remove(&feed)),
+        }
+        let whole = self.feeds.values().all(|state| state.is_known());
+        self.knowledge.set_whole(whole, now);
+        if feed == DISCOVERY {
+            let parts = self.parts.iter_mut();
+            parts.for_each(|part| part.set_state(feed, state, now));
+        }
+        self.part(feed).set_state(feed, state, now);
+        if state.is_none() {
+            self.kept.remove(&feed);
+            if self.of.remove(&feed).is_some() {
+                self.drop_unused();
+            }
+        }
+    }
+
+    /// Keeps what a publisher says until it is known of whose blocks it is.
+    fn keep(&mut self, event: SourceEvent, now: Instant) {
+        let feed = event.feed();
+        let kept = self.kept.entry(feed.endpoint).or_default();
+        let is_full = kept.len() >= KEPT;
+        if is_full || matches!(event, SourceEvent::PublisherGone { .. }) {
+            kept.clear();
+        }
+        kept.push(event);
+        if is_full {
+            warn!(source = %self.owner.source, "Publisher's worker tells no card: what it said is dropped");
+            self.root.handle(SourceEvent::Gap { feed });
+            self.set_state(feed.endpoint, Some(FeedState::Partial), now);
+        }
+    }
+
+    /// Tokens of a block, where all that the source's workers have is in one pool.
+    fn block_size(&self) -> Option<NonZeroU32> {
+        match self.parts.as_slice() {
+            [] => self.root.block_size(),
+            [only] if only.is_of_whole_requests() => only.block_size(),
+            _ => None,
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Part> {
+        core::iter::once(&self.root).chain(&self.parts)
+    }
+
+    fn all_mut(&mut self) -> impl Iterator<Item = &mut Part> {
+        core::iter::once(&mut self.root).chain(&mut self.parts)
     }
 }
 
 impl Holdings for Resident {
     fn handle(&mut self, event: SourceEvent, now: Instant) {
-        if let SourceEvent::Shape {
-            shape,
-            capacity_blocks,
-            ..
-        } = event
-        {
-            self.offer(shape, capacity_blocks, now);
+        let feed = event.feed().endpoint;
+        match event {
+            SourceEvent::Parts { parts, .. } => self.list(parts, now),
+            SourceEvent::Belongs { of, .. } => self.belong(feed, of, now),
+            SourceEvent::Feed { state, .. } => self.set_state(feed, Some(state), now),
+            SourceEvent::FeedEnded { .. } => self.set_state(feed, None, now),
+            event if self.finds && feed != DISCOVERY && !self.of.contains_key(&feed) => {
+                self.keep(event, now);
+            }
+            event => self.part(feed).handle(event),
         }
-        self.tells_ages = event.tells_ages();
-        self.then = self.pool.handle(event, now);
     }
 
     fn work(&mut self, now: Instant) -> bool {
-        let more = self.pool.residency.step(STEP);
-        let changes = self.pool.residency.drain_ops();
-        let changes = changes.inspect(|change| match (change, self.tells_ages) {
-            (PoolOp::Insert(block), true) => self.ages.handle_stored(*block, now),
-            (PoolOp::Remove(block), true) => self.ages.handle_evicted(*block, now),
-            (PoolOp::Insert(block) | PoolOp::Remove(block), false) => {
-                self.ages.handle_gone(*block);
-            }
-        });
-        match &self.offer {
-            Some(offer) => offer.publisher.apply(changes, now),
-            // Whoever offers the pool will tell all that it holds.
-            None => changes.for_each(drop),
+        let mut more = false;
+        for part in self.all_mut() {
+            more |= part.work(now);
         }
-        self.tell_due(now);
         more
     }
 
     fn settle(&mut self, now: Instant) {
-        let then = std::mem::replace(&mut self.then, Then::Nothing);
-        let Some(Offer {
-            publisher: pool, ..
-        }) = &self.offer
-        else {
-            return;
-        };
-        match then {
-            Then::Nothing => {}
-            Then::Applied {
-                publisher,
-                sequence,
-            } => pool.applied(publisher, sequence, now),
-            Then::Forget { publisher } => pool.forget(publisher, now),
-        }
+        self.all_mut().for_each(|part| part.settle(now));
     }
 
     fn tell_due(&mut self, now: Instant) {
-        let completeness = self.pool.completeness(now);
-        let Some(offer) = &mut self.offer else {
-            return;
-        };
-        if offer.told != completeness {
-            offer.told = completeness;
-            offer.publisher.set_completeness(completeness, now);
-        }
-        offer.publisher.set_eviction_age(self.ages.age(now), now);
-        offer.publisher.handle_timeout(now);
-        if offer.publisher.growth_is_due() {
-            let live = || self.pool.residency.published();
-            unhurried(|| offer.publisher.grow_if_due(live));
-        }
+        self.all_mut().for_each(|part| part.tell_due(now));
     }
 
     fn due(&self, now: Instant) -> Option<Instant> {
-        let incomplete = self.pool.incomplete_at(now);
-        let offer = self.offer.as_ref();
-        let batch = offer.and_then(|offer| offer.publisher.poll_timeout());
-        incomplete.into_iter().chain(batch).min()
+        let parts = self.all().filter_map(|part| part.due(now));
+        parts.chain(self.knowledge.incomplete_at(now)).min()
     }
 
     fn report(&self, now: Instant) -> PoolReport {
-        let offer = self.offer.as_ref();
-        PoolReport {
+        let mut report = PoolReport {
             source: Arc::clone(&self.owner.source),
             model: self.owner.model.clone(),
             tier: self.owner.tier,
-            block_size: offer.map(|offer| offer.shape.block_size),
-            stats: self.pool.residency.stats(),
-            completeness: self.pool.completeness(now),
-            told: offer.map(|offer| offer.publisher.status()),
-            feeds: self.pool.feeds(),
-            batches: self.pool.batches,
-            blocks: self.pool.blocks,
-            refused: self.pool.refused,
-            gaps: self.pool.gaps,
-            repairs: self.pool.repairs,
+            block_size: self.block_size(),
+            stats: self.past,
+            completeness: Completeness::Partial,
+            told: None,
+            feeds: FeedState::counted(&self.feeds),
+            batches: 0,
+            blocks: 0,
+            refused: kvgrid_core::event::Refusals::default(),
+            gaps: 0,
+            repairs: None,
             counts_copies: self.copies == Copies::Counted,
             counts_orphans: true,
-            pools: offer.iter().map(|offer| offer.publisher.id()).collect(),
+            pools: Vec::new(),
             heard_at: None,
             ends: BTreeMap::new(),
             ready: None,
-            eviction_age: self.ages.age(now),
+            eviction_age: None,
+        };
+        report.completeness = self.knowledge.completeness(now);
+        for part in self.all() {
+            part.add_to(&mut report, now);
+        }
+        report
+    }
+}
+
+impl PoolStatus {
+    /// Of several pools, all blocks and the first one's life.
+    pub(super) fn and(self, other: Self) -> Self {
+        Self {
+            blocks: self.blocks + other.blocks,
+            ..self
         }
     }
 }

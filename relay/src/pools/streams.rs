@@ -67,7 +67,7 @@ impl Pools {
 
     fn take(&mut self, event: &SourceEvent) {
         for (_, pool, copy) in &mut self.pools {
-            pool.handle(event.clone(), Instant::ZERO);
+            pool.handle(event.clone());
             while pool.residency.step(7) {}
             for change in pool.residency.drain_ops() {
                 match change {

@@ -45,6 +45,8 @@ pub(crate) struct PoolSpec {
     pub(crate) source: String,
     /// Which of the source's pools it is, where that feeds several.
     pub(crate) part: Option<String>,
+    /// By which of the site's cards prompts become its blocks, where that may change.
+    pub(crate) cohort: Option<u64>,
     /// What its blocks look like.
     pub(crate) shape: PoolShape,
     /// By what names its filter knows them.
@@ -59,7 +61,19 @@ pub(crate) struct PoolSpec {
     pub(crate) generation: u16,
 }
 
+/// Geometries that one offer of a pool may go through before its epochs come near the next
+/// offer's.
+const GENERATIONS_PER_OFFER: u16 = 256;
+
 impl PoolSpec {
+    /// The same as the offer after so many others.
+    pub(crate) fn generation(self, offers: u16) -> Self {
+        Self {
+            generation: offers.wrapping_mul(GENERATIONS_PER_OFFER),
+            ..self
+        }
+    }
+
     /// The source as operators see it.
     fn shown_source(&self) -> String {
         match &self.part {
@@ -83,6 +97,11 @@ impl PoolSpec {
         );
         if self.naming != Naming::Chain {
             let _ = write!(name, "/{:?}", self.naming);
+        }
+        // Under another card the same place has other blocks, and an edge must not look for
+        // these in what it has of those.
+        if let Some(cohort) = self.cohort {
+            let _ = write!(name, "/{cohort:016x}");
         }
         PoolId::of_text(&name)
     }
@@ -276,6 +295,11 @@ impl PoolPublisher {
     /// What edges know the pool by.
     pub(crate) fn id(&self) -> PoolId {
         self.pool.id()
+    }
+
+    /// Tokens of its blocks.
+    pub(crate) fn block_size(&self) -> NonZeroU32 {
+        self.pool.view.block_size
     }
 
     /// How the pool stands.

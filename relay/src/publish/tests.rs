@@ -41,6 +41,7 @@ fn spec() -> PoolSpec {
             format: HashFormat::Standard,
         },
         part: None,
+        cohort: None,
         naming: Naming::Chain,
         tier: Tier::Device,
         closed: true,

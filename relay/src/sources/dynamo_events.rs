@@ -11,7 +11,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvgrid_core::ModelName;
-use kvgrid_core::block::HashFormat;
 use kvgrid_core::event::dynamo::KV_EVENTS;
 use kvgrid_runtime::Clock;
 use tokio::sync::{mpsc, watch};
@@ -19,13 +18,14 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{FeedId, FeedState, SourceEvent};
-use crate::discovery::{Publisher, Scope, ServedModel, Sighting, Sightings, WorkerRank};
+use super::{FeedId, FeedState, ListedPart, SourceEvent};
+use crate::discovery::{Publisher, Scope, Sighting, Sightings, WorkerRank};
 use crate::publish::PoolShape;
 
 mod follow;
 mod listen;
 mod nats;
+mod parts;
 mod plane;
 mod position;
 #[cfg(test)]
@@ -40,6 +40,7 @@ pub(crate) use usage::{PoolUse, Usage};
 use follow::{Closed, Follow};
 use listen::Listeners;
 use nats::Connection;
+use parts::{Fit, Workers};
 use plane::{Plane, Voice};
 use usage::Size;
 
@@ -87,7 +88,7 @@ pub(crate) async fn run(
     });
     let plane = Plane { nats: hub };
     let source = Source {
-        shape: settings.shape,
+        parts: Vec::new(),
         discovery: Some(FeedState::Connecting),
         followed: BTreeMap::new(),
         listeners: Listeners::new(usage, plane.clone(), clock),
@@ -106,8 +107,8 @@ pub(crate) async fn run(
 
 struct Source {
     settings: EventSettings,
-    /// What the pool's blocks look like, once that is known.
-    shape: Option<PoolShape>,
+    /// Into which pools the workers' blocks belong, as was told last.
+    parts: Vec<ListedPart>,
     /// The state of discovery's own feed; `None` while there is nothing wrong with it.
     discovery: Option<FeedState>,
     followed: BTreeMap<u64, Followed>,
@@ -137,16 +138,6 @@ struct Followed {
     stop: CancellationToken,
 }
 
-/// Whether a publisher can be followed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fit {
-    Yes,
-    /// Its blocks are none of the pool's.
-    OtherShape,
-    /// Nobody here can hear it.
-    Unheard,
-}
-
 impl Source {
     async fn run(mut self, mut sightings: Sightings) -> Result<std::convert::Infallible, Closed> {
         loop {
@@ -172,15 +163,15 @@ impl Source {
     async fn take(&mut self, seen: &Sighting) -> Result<(), Closed> {
         self.looks += u64::from(seen.readable || self.looks > 0);
         self.tell_discovery(seen.readable).await?;
-        let models = self.models(seen);
-        self.find_shape(&models).await?;
-        self.leave_dead(seen, &models).await?;
+        let workers = Workers::of(seen, self.settings.model.as_str(), self.settings.shape);
+        self.list_parts(&workers).await?;
+        self.leave_dead(seen, &workers).await?;
         for (id, publisher) in &seen.publishers {
             if publisher.topic == KV_EVENTS && self.is_ours(publisher, seen) {
-                self.meet(*id, publisher, &models).await?;
+                self.meet(*id, publisher, &workers).await?;
             }
         }
-        self.listen_to_use(seen, &models);
+        self.listen_to_use(seen, &workers);
         Ok(())
     }
 
@@ -202,13 +193,6 @@ impl Source {
         Ok(self.events.send(event).await?)
     }
 
-    /// The workers that serve our model, by instance.
-    fn models<'a>(&self, seen: &'a Sighting) -> BTreeMap<u64, &'a ServedModel> {
-        let name = self.settings.model.as_str();
-        let ours = seen.models.values().filter(|m| m.card.is_called(name));
-        ours.map(|model| (model.worker, model)).collect()
-    }
-
     /// Whether a publisher speaks of our model. One whose endpoint has not told its model yet
     /// is taken in: its first events are told once only.
     fn is_ours(&self, publisher: &Publisher, seen: &Sighting) -> bool {
@@ -221,36 +205,27 @@ impl Source {
         there.peek().is_none() || there.any(|model| model.card.is_called(name))
     }
 
-    /// Takes the shape that workers tell, and keeps to it while any worker has it.
-    async fn find_shape(&mut self, models: &BTreeMap<u64, &ServedModel>) -> Result<(), Closed> {
-        if self.settings.shape.is_some() {
+    async fn list_parts(&mut self, workers: &Workers<'_>) -> Result<(), Closed> {
+        if self.parts == workers.parts() {
             return Ok(());
         }
-        let told = || models.values().filter_map(|model| shape_of(model));
-        let keeps = self.shape.is_some_and(|shape| told().any(|s| s == shape));
-        let Some(shape) = told().next().filter(|_| !keeps) else {
-            return Ok(());
-        };
-        self.shape = Some(shape);
+        let parts = workers.parts().to_vec();
+        for part in parts.iter().filter(|part| !self.lists(part)) {
+            let (place, told) = (&part.of.place, part.told);
+            info!(place, told, shape = ?part.of.shape, "Pool found");
+        }
+        self.parts.clone_from(&parts);
         let feed = self.feed(DISCOVERY);
-        let mut blocks = models.values().map(|model| model.card.worker_blocks());
-        let capacity_blocks =
-            blocks.try_fold(0_u64, |sum, blocks| Some(sum.saturating_add(blocks?)));
-        info!(block_size = shape.block_size, format = ?shape.format, "Blocks found");
-        let event = SourceEvent::Shape {
-            feed,
-            shape,
-            capacity_blocks,
-        };
-        Ok(self.events.send(event).await?)
+        Ok(self.events.send(SourceEvent::Parts { feed, parts }).await?)
+    }
+
+    fn lists(&self, part: &ListedPart) -> bool {
+        let mut known = self.parts.iter();
+        known.any(|known| known.of == part.of && known.told == part.told)
     }
 
     /// Ends the feeds of publishers that are gone, or that are something else now.
-    async fn leave_dead(
-        &mut self,
-        seen: &Sighting,
-        models: &BTreeMap<u64, &ServedModel>,
-    ) -> Result<(), Closed> {
+    async fn leave_dead(&mut self, seen: &Sighting, workers: &Workers<'_>) -> Result<(), Closed> {
         let mut left = Vec::new();
         for (id, followed) in &self.followed {
             let found = seen.publishers.get(id);
@@ -258,7 +233,7 @@ impl Source {
             match found {
                 None => left.push(*id),
                 Some(now) if now.transport != followed.publisher.transport => left.push(*id),
-                Some(now) if self.fit(now, models) != followed.fit => left.push(*id),
+                Some(now) if self.fit(now, workers).is_other_than(&followed.fit) => left.push(*id),
                 // For whom it speaks is often told a moment after that it speaks.
                 Some(_) => {}
             }
@@ -279,21 +254,16 @@ impl Source {
             return Ok(());
         };
         followed.stop.cancel();
-        if followed.fit != Fit::Yes {
+        if !followed.fit.is_followed() {
             let feed = followed.feed;
             self.events.send(SourceEvent::FeedEnded { feed }).await?;
         }
         Ok(())
     }
 
-    fn fit(&self, publisher: &Publisher, models: &BTreeMap<u64, &ServedModel>) -> Fit {
-        let model = publisher.worker.and_then(|of| models.get(&of.worker));
-        let told = model.and_then(|model| shape_of(model));
-        if told.is_some() && self.shape.is_some() && told != self.shape {
-            return Fit::OtherShape;
-        }
+    fn fit(&self, publisher: &Publisher, workers: &Workers<'_>) -> Fit {
         match self.plane.hears(&publisher.transport) {
-            true => Fit::Yes,
+            true => workers.fit(publisher),
             false => Fit::Unheard,
         }
     }
@@ -303,18 +273,14 @@ impl Source {
         &mut self,
         id: u64,
         publisher: &Publisher,
-        models: &BTreeMap<u64, &ServedModel>,
+        workers: &Workers<'_>,
     ) -> Result<(), Closed> {
         if let Some(followed) = self.followed.get(&id) {
-            if *followed.worker.borrow() == publisher.worker {
-                return Ok(());
-            }
             // For whom it speaks is told only now.
-            self.replace(publisher.worker).await?;
-            if let Some(followed) = self.followed.get(&id) {
-                followed.worker.send_replace(publisher.worker);
+            if *followed.worker.borrow() != publisher.worker {
+                self.replace(publisher.worker).await?;
             }
-            return Ok(());
+            return self.meet_again(id, publisher, workers).await;
         }
         if self.replaced.contains(&id) {
             return Ok(());
@@ -324,7 +290,7 @@ impl Source {
             return Ok(());
         }
         self.replace(publisher.worker).await?;
-        let fit = self.fit(publisher, models);
+        let fit = self.fit(publisher, workers);
         let followed = Followed {
             publisher: publisher.clone(),
             worker: watch::Sender::new(publisher.worker),
@@ -339,11 +305,39 @@ impl Source {
         Ok(())
     }
 
+    /// Takes note of what has become known of a publisher that is followed.
+    async fn meet_again(
+        &mut self,
+        id: u64,
+        publisher: &Publisher,
+        workers: &Workers<'_>,
+    ) -> Result<(), Closed> {
+        let fit = self.fit(publisher, workers);
+        let Some(followed) = self.followed.get_mut(&id) else {
+            return Ok(());
+        };
+        followed.worker.send_if_modified(|known| {
+            let changed = *known != publisher.worker;
+            *known = publisher.worker;
+            changed
+        });
+        if let (Fit::Awaited, Fit::Of(of)) = (&followed.fit, &fit) {
+            let (feed, of) = (followed.feed, of.clone());
+            followed.fit = fit;
+            self.events.send(SourceEvent::Belongs { feed, of }).await?;
+        }
+        Ok(())
+    }
+
     async fn begin(&mut self, id: u64, followed: &Followed) -> Result<(), Closed> {
         let (publisher, feed) = (&followed.publisher, followed.feed);
         let transport = &publisher.transport;
+        if let Fit::Of(of) = &followed.fit {
+            let of = of.clone();
+            self.events.send(SourceEvent::Belongs { feed, of }).await?;
+        }
         let state = match followed.fit {
-            Fit::Yes => {
+            Fit::Of(_) | Fit::Awaited => {
                 let follow = Follow {
                     feed,
                     voice: Voice {
@@ -361,8 +355,8 @@ impl Source {
                 self.tasks.spawn(follow.run(stop, events));
                 FeedState::Connecting
             }
-            Fit::OtherShape => {
-                warn!(publisher = id, worker = ?publisher.worker, "Publisher's blocks don't fit the pool: not followed");
+            Fit::Unfit(reason) => {
+                warn!(publisher = id, worker = ?publisher.worker, reason, "Publisher's blocks are of no use: not followed");
                 FeedState::Unfit
             }
             Fit::Unheard => {
@@ -392,10 +386,10 @@ impl Source {
     }
 
     /// Listens to what our model's workers say of their load.
-    fn listen_to_use(&mut self, seen: &Sighting, models: &BTreeMap<u64, &ServedModel>) {
-        let workers = models
-            .iter()
-            .map(|(worker, model)| (*worker, Size::of(&model.card)));
+    fn listen_to_use(&mut self, seen: &Sighting, workers: &Workers<'_>) {
+        let workers = workers
+            .models()
+            .map(|(worker, model)| (worker, Size::of(&model.card)));
         let mut alive = Vec::new();
         for topic in listen::TOPICS {
             let ours = seen.publishers.iter().filter(|(_, publisher)| {
@@ -425,16 +419,4 @@ impl Source {
 /// All topics that are listened to.
 fn topics() -> Vec<&'static str> {
     std::iter::once(KV_EVENTS).chain(listen::TOPICS).collect()
-}
-
-/// What a worker's blocks look like, as its card says.
-fn shape_of(model: &ServedModel) -> Option<PoolShape> {
-    let fields = &model.card.fields;
-    Some(PoolShape {
-        block_size: fields.kv_cache_block_size.try_into().ok()?,
-        format: match fields.runtime_config.enable_eagle {
-            true => HashFormat::Eagle,
-            false => HashFormat::Standard,
-        },
-    })
 }

@@ -14,7 +14,9 @@ use kvgrid_runtime::config::ConfigError;
 
 use super::dynamo::{self, DynamoSettings};
 use super::{at_most, http_uri, model_name, not_shorter, wrong};
-use crate::config::{CardTable, ConfigFile, EndpointTable, SourceKind, SourceTable, TierName};
+use crate::config::{
+    CardTable, ConfigFile, EndpointTable, SourceKind, SourceRole, SourceTable, TierName,
+};
 use crate::discovery::DiscoverySettings;
 use crate::publish::PoolShape;
 use crate::sources::engine_zmq::FeedConfig;
@@ -46,6 +48,8 @@ pub(crate) struct SourceSettings {
     pub(crate) model: ModelName,
     /// What its blocks look like; absent where only the workers say it.
     pub(crate) shape: Option<PoolShape>,
+    /// Which part of requests its workers do, where only the configuration says it.
+    pub(crate) role: SourceRole,
     /// Which tiers it tells of, a pool each.
     pub(crate) tiers: Vec<Tier>,
     /// Where it comes by its events.
@@ -81,6 +85,13 @@ pub(crate) struct PeerSettings {
 }
 
 impl Feeds {
+    /// The publishers that this discovery shows.
+    #[cfg(test)]
+    pub(crate) fn of_discovery(discovery: DiscoverySettings) -> Self {
+        let nats = None;
+        Self::DynamoEvents(Box::new(DynamoSettings { discovery, nats }))
+    }
+
     /// Feeds that are there from the start; discovery counts as one until it was read, and so
     /// does a peer's catalog.
     pub(crate) const fn known(&self) -> usize {
@@ -180,6 +191,7 @@ fn resolve(
         name,
         model,
         shape,
+        role: source.role.unwrap_or_default(),
         tiers,
         feeds,
     })
@@ -194,7 +206,8 @@ fn refuse_others_keys(source: &SourceTable) -> Result<(), ConfigError> {
     use SourceKind::{DynamoEvents, DynamoRelay, EngineZmq};
     let dynamo = &[DynamoEvents, DynamoRelay][..];
     let keys = [
-        ("source.topic", source.topic.is_some(), &[EngineZmq][..]),
+        ("source.role", source.role.is_some(), &[EngineZmq][..]),
+        ("source.topic", source.topic.is_some(), &[EngineZmq]),
         (
             "source.gone_after",
             source.gone_after.is_some(),

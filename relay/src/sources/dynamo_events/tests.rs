@@ -153,7 +153,10 @@ struct Listener {
     blocks: BTreeMap<u64, BTreeSet<u64>>,
     gone: Vec<u64>,
     gaps: usize,
-    shapes: Vec<u32>,
+    /// The parts that are told to edges, by component and block size.
+    told: Vec<(String, u32)>,
+    /// The block sizes of the parts that feeds belong to.
+    of: BTreeMap<usize, u32>,
     refused: kvgrid_core::event::Refusals,
 }
 
@@ -171,7 +174,8 @@ impl Listener {
             max_publishers: 8,
         };
         let mut tasks = JoinSet::new();
-        tasks.spawn(discovery::watch(store.settings(), sender));
+        let model = settings.model.clone();
+        tasks.spawn(discovery::watch(store.settings(), model, sender));
         tasks.spawn(run(settings, sightings, Clock::start(), events, usage));
         Self {
             events: receiver,
@@ -181,7 +185,8 @@ impl Listener {
             blocks: BTreeMap::new(),
             gone: Vec::new(),
             gaps: 0,
-            shapes: Vec::new(),
+            told: Vec::new(),
+            of: BTreeMap::new(),
             refused: kvgrid_core::event::Refusals::default(),
         }
     }
@@ -208,8 +213,19 @@ impl Listener {
             }
             SourceEvent::FeedEnded { feed } => {
                 self.feeds.remove(&feed.endpoint);
+                self.of.remove(&feed.endpoint);
             }
-            SourceEvent::Shape { shape, .. } => self.shapes.push(shape.block_size.get()),
+            SourceEvent::Parts { parts, .. } => {
+                let told = parts.iter().filter(|part| part.told);
+                let shown = |part: &ListedPart| {
+                    let component = part.of.place.split('/').nth(1).unwrap_or_default();
+                    (component.to_owned(), part.of.shape.block_size.get())
+                };
+                self.told = told.map(shown).collect();
+            }
+            SourceEvent::Belongs { feed, of } => {
+                self.of.insert(feed.endpoint, of.shape.block_size.get());
+            }
             SourceEvent::Gap { .. } => self.gaps += 1,
             SourceEvent::Repaired { .. } => panic!("nothing is told again"),
             SourceEvent::Table { .. }
@@ -433,17 +449,17 @@ async fn whoever_speaks_for_others_is_not_believed() {
 }
 
 #[tokio::test]
-async fn the_shape_is_the_workers_and_others_are_not_followed() {
+async fn workers_with_another_card_are_followed_and_told_once_they_serve() {
     let store = Store::new();
     let mut listener = Listener::to(&store);
     listener
         .until("discovery is read", |l| l.feeds.is_empty())
         .await;
-    let fits = Publishing::start(1, 11).await;
-    let other = Publishing::start(2, 12).await;
+    let first = Publishing::start(1, 11).await;
+    let mut other = Publishing::start(2, 12).await;
     let mut card = model_card("http://127.0.0.1:1");
     store.register_model(11, &card);
-    store.register(1, &fits.address, rank(11));
+    store.register(1, &first.address, rank(11));
     listener
         .until("one is there", |l| l.states() == [Whole])
         .await;
@@ -451,23 +467,66 @@ async fn the_shape_is_the_workers_and_others_are_not_followed() {
     store.register_model(12, &card);
     store.register(2, &other.address, rank(12));
     listener
-        .until("one does not fit", |l| l.states() == [Whole, Unfit])
+        .until("both are there", |l| l.states() == [Whole, Whole])
         .await;
-    let together = listener.shapes.clone();
+    let together = listener.told.clone();
+    other.store(5).await;
+    listener.until("it is heard", |l| l.has(2, &[5])).await;
+    let sizes: Vec<u32> = listener.of.values().copied().collect();
 
     store.remove_model(11);
     store.age(1, DEAD);
     listener
-        .until("the other is the only one", |l| l.shapes.len() == 2)
-        .await;
-    listener
-        .until("and is followed", |l| {
-            l.gone == [1] && l.states() == [Partial]
+        .until("the other is the only one", |l| {
+            l.gone == [1] && l.feeds.len() == 1
         })
         .await;
 
-    assert_eq!(together, [16]);
-    assert_eq!(listener.shapes, [16, 32]);
+    let told = |size| [("backend".to_owned(), size)];
+    assert_eq!((together, sizes), (told(16).to_vec(), vec![16, 32]));
+    assert_eq!(listener.told, told(32));
+    assert_eq!(listener.states(), [Whole]);
+    assert!(listener.has(2, &[5]), "what it had before counts");
+}
+
+#[tokio::test]
+async fn who_only_decodes_is_not_followed_and_who_only_prefills_is() {
+    let store = Store::new();
+    let mut listener = Listener::to(&store);
+    listener
+        .until("discovery is read", |l| l.feeds.is_empty())
+        .await;
+    let prefill = Publishing::start(1, 11).await;
+    let decode = Publishing::start(2, 12).await;
+    let mut card = model_card("http://127.0.0.1:1");
+    card["worker_type"] = "prefill".into();
+    store.register_model_at("prefill", 11, &card);
+    store.register(1, &prefill.address, rank(11));
+    card["worker_type"] = "decode".into();
+    card["kv_cache_block_size"] = 64.into();
+    store.register_model_at("backend", 12, &card);
+    store.register(2, &decode.address, rank(12));
+
+    listener
+        .until("one is whole", |l| l.states() == [Whole, Unfit])
+        .await;
+
+    assert_eq!(listener.told, [("prefill".to_owned(), 16)]);
+}
+
+#[tokio::test]
+async fn each_endpoint_of_the_model_is_a_part() {
+    let store = Store::new();
+    let mut listener = Listener::to(&store);
+    let card = model_card("http://127.0.0.1:1");
+    for (component, worker) in [("backend", 11), ("spare", 12), ("spare", 13)] {
+        store.register_model_at(component, worker, &card);
+    }
+
+    listener.until("all are known", |l| l.told.len() == 2).await;
+
+    let parts = ["backend", "spare"].map(|component| (component.to_owned(), 16));
+    assert_eq!(listener.told, parts);
 }
 
 #[tokio::test]

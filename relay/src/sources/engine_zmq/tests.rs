@@ -222,7 +222,8 @@ impl Listener {
             SourceEvent::Gap { .. } => self.gaps += 1,
             SourceEvent::Repaired { .. } => self.repairs += 1,
             SourceEvent::FeedEnded { .. }
-            | SourceEvent::Shape { .. }
+            | SourceEvent::Parts { .. }
+            | SourceEvent::Belongs { .. }
             | SourceEvent::Refused { .. } => panic!("its feeds and shape are configured"),
             SourceEvent::Table { .. }
             | SourceEvent::Filter { .. }

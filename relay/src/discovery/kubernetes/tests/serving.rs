@@ -23,9 +23,10 @@ async fn workers_of_ready_pods_are_seen_as_in_any_other_store() {
 
     let mut tasks = JoinSet::new();
     let mut sights = Vec::new();
+    let model = kvgrid_core::ModelName::new("tiny-chat").unwrap();
     for settings in [of_files, of_cluster] {
         let (sender, mut sightings) = watch::channel(None);
-        tasks.spawn(crate::discovery::watch(settings, sender));
+        tasks.spawn(crate::discovery::watch(settings, model.clone(), sender));
         let seen = sightings.wait_for(|seen| {
             let seen = seen.as_deref();
             seen.is_some_and(|seen| !seen.models.is_empty() && !seen.publishers.is_empty())
