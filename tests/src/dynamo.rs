@@ -39,7 +39,7 @@ pub use grid::Grid;
 pub use heard::{Heard, Held, Place};
 pub use install::{Installation, python_packages};
 pub use live::tell as tell_live;
-pub use options::{KvSource, Release, SiteOptions};
+pub use options::{KvSource, OtherWorker, Release, SiteOptions};
 pub use plane::Published;
 pub use services::Services;
 pub use site::{EngineRequests, Site};

@@ -38,7 +38,7 @@ mod site;
 pub use config::{MODEL, model_dir};
 pub use conversation::{Conversation, Turn};
 pub use known::{
-    Applied, Known, KnownAgreement, KnownCard, KnownEngines, KnownFacts, KnownForeign, KnownLoad,
+    Applied, Known, KnownAgreement, KnownApart, KnownCard, KnownEngines, KnownFacts, KnownForeign, KnownLoad,
     KnownMatching, KnownModel, KnownModelLoad, KnownParity, KnownPool, KnownRelay, KnownSite,
 };
 pub use plan::{EdgePlan, GridPlan, SitePlan};

@@ -30,12 +30,14 @@ impl Answer {
             .as_u64()
     }
 
-    /// Who has served it, when the request asked for that.
+    /// Who has computed its prompt, when the request asked for that; the same worker answers
+    /// unless its site has others for that.
     pub fn place(&self) -> Option<Place> {
         let worker = self.body.pointer("/nvext/worker_id")?;
-        let rank = worker.get("decode_dp_rank")?.as_u64()?;
+        let told = |prefill, decode| worker.get(prefill).or_else(|| worker.get(decode))?.as_u64();
+        let rank = told("prefill_dp_rank", "decode_dp_rank")?;
         Some(Place {
-            worker: worker.get("decode_worker_id")?.as_u64()?,
+            worker: told("prefill_worker_id", "decode_worker_id")?,
             rank: u32::try_from(rank).ok()?,
         })
     }

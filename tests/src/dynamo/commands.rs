@@ -1,5 +1,6 @@
 //! How a site's processes are started.
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
@@ -9,8 +10,41 @@ use super::options::{KvSource, Release, SiteOptions};
 use super::site::{Ports, WorkerPorts};
 use crate::harness::MODEL;
 
+/// What a worker is among its site's.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WorkerKind {
+    pub(super) component: &'static str,
+    pub(super) block_size: NonZeroU32,
+    /// Which part of requests it does; all of it if absent.
+    pub(super) mode: Option<&'static str>,
+}
+
+impl WorkerKind {
+    /// The usual worker.
+    pub(super) const fn usual(options: &SiteOptions) -> Self {
+        Self {
+            component: "backend",
+            block_size: options.block_size,
+            mode: match options.prefill_workers {
+                0 => None,
+                _ => Some("decode"),
+            },
+        }
+    }
+
+    /// One that computes prompts for others.
+    pub(super) const fn prefill(options: &SiteOptions) -> Self {
+        Self {
+            component: "prefill",
+            block_size: options.block_size,
+            mode: Some("prefill"),
+        }
+    }
+}
+
 pub(super) fn worker_arguments(
     options: &SiteOptions,
+    kind: WorkerKind,
     model: &Path,
     ports: WorkerPorts,
 ) -> Vec<String> {
@@ -30,6 +64,8 @@ pub(super) fn worker_arguments(
         Release::Current => None,
         Release::Older => Some(("--kv-bytes-per-token", "1".to_owned())),
     };
+    let mode = kind.mode;
+    let mode = mode.map(|mode| ("--disaggregation-mode", mode.to_owned()));
     let host =
         (options.host_blocks > 0).then(|| ("--num-host-blocks", options.host_blocks.to_string()));
     let requests = options.max_requests;
@@ -39,9 +75,9 @@ pub(super) fn worker_arguments(
         ("--model-name", MODEL.to_owned()),
         (
             "--endpoint",
-            format!("dyn://{}.backend.generate", options.name),
+            format!("dyn://{}.{}.generate", options.name, kind.component),
         ),
-        ("--block-size", options.block_size.to_string()),
+        ("--block-size", kind.block_size.to_string()),
         ("--num-gpu-blocks-override", options.blocks.to_string()),
         ("--speedup-ratio", options.speedup.to_string()),
         ("--data-parallel-size", options.ranks.to_string()),
@@ -51,6 +87,7 @@ pub(super) fn worker_arguments(
     .chain(bytes)
     .chain(host)
     .chain(requests)
+    .chain(mode)
     .flat_map(|(flag, value)| [flag.to_owned(), value])
     .collect()
 }

@@ -155,6 +155,15 @@ impl Grid {
         Ok(self.client.post(&url, body).await?.into())
     }
 
+    /// The models that the edge lists.
+    pub async fn models(&self) -> Result<Vec<String>> {
+        let url = format!("{}/v1/models", self.client_url);
+        let list: Value = serde_json::from_slice(&self.client.get(&url).await?.body)?;
+        let models = list["data"].as_array().into_iter().flatten();
+        let names = models.filter_map(|model| model["id"].as_str());
+        Ok(names.map(str::to_owned).collect())
+    }
+
     /// Asks the edge for a conversation's next turn.
     pub async fn turn(&self, conversation: &mut Conversation) -> Result<Turn> {
         conversation

@@ -127,6 +127,23 @@ pub struct SiteOptions {
     pub max_requests: Option<u32>,
     /// The model's chat template, if not the usual one.
     pub chat_template: Option<&'static str>,
+    /// How many more workers it has, which compute the prompts of those that then only decode.
+    pub prefill_workers: usize,
+    /// Other names of its model; only where its processes register themselves in files.
+    pub aliases: Vec<&'static str>,
+    /// Workers that are unlike these, started apart.
+    pub others: Vec<OtherWorker>,
+}
+
+/// A worker of the same model that differs from its site's usual ones in this.
+#[derive(Clone, Debug)]
+pub struct OtherWorker {
+    /// The component that it belongs to; the usual one is `backend`.
+    pub component: &'static str,
+    /// Tokens in a block.
+    pub block_size: NonZeroU32,
+    /// The model's chat template, if not the usual one.
+    pub chat_template: Option<&'static str>,
 }
 
 impl SiteOptions {
@@ -145,6 +162,17 @@ impl SiteOptions {
             host_blocks: 0,
             max_requests: None,
             chat_template: None,
+            prefill_workers: 0,
+            aliases: Vec::new(),
+            others: Vec::new(),
+        }
+    }
+
+    /// How many workers publish what they store: in the mocker those that compute prompts.
+    pub(super) const fn publishing(&self) -> usize {
+        match self.prefill_workers {
+            0 => self.workers,
+            prefill => prefill,
         }
     }
 }

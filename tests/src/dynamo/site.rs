@@ -3,10 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use http::StatusCode;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -14,7 +15,7 @@ use tokio::time::{Instant, sleep};
 
 use super::cluster::pod;
 use super::commands::{
-    discovery, environment, frontend_arguments, peer_arguments, worker_arguments,
+    WorkerKind, discovery, environment, frontend_arguments, peer_arguments, worker_arguments,
 };
 use super::filter::Filter;
 use super::heard::Place;
@@ -43,6 +44,8 @@ pub struct Site {
     options: SiteOptions,
     ports: Ports,
     workers: Vec<Daemon>,
+    /// Those that are started apart.
+    others: Vec<Daemon>,
     frontends: Vec<Daemon>,
     /// Dynamo's own relay, where ours follows it.
     peer: Option<Daemon>,
@@ -60,6 +63,7 @@ pub struct Site {
 #[derive(Clone, Debug)]
 pub(super) struct Ports {
     http: [u16; 2],
+    /// Those of workers that publish come first.
     workers: Vec<WorkerPorts>,
     pub(super) peer: u16,
     peer_system: u16,
@@ -86,7 +90,7 @@ impl Site {
         let directory = tempfile::tempdir().context("no temporary directory")?;
         let ports = Ports {
             http: [ports::free()?, ports::free()?],
-            workers: (0..options.workers)
+            workers: (0..options.workers + options.prefill_workers + options.others.len())
                 .map(|_| WorkerPorts::free(options.ranks))
                 .collect::<Result<_>>()?,
             peer: ports::free()?,
@@ -107,16 +111,37 @@ impl Site {
             log: directory.path().join(format!("{name}.log")),
             child: None,
         };
-        let model = model(&options, directory.path())?;
-        let workers = ["worker", "second worker"].into_iter().zip(&ports.workers);
-        let workers = workers.map(|(name, ports)| {
-            let arguments = worker_arguments(&options, &model, *ports);
+        let usual = model(options.chat_template, &directory.path().join("model"))?;
+        let worker = |name, kind, model: &Path, ports: WorkerPorts| {
+            let arguments = worker_arguments(&options, kind, model, ports);
             let mut worker = daemon(name, "dynamo.mocker", arguments);
             let system = ("DYN_SYSTEM_PORT", ports.system.to_string());
             worker.environment.push(system);
             worker
-        });
-        let workers = workers.collect();
+        };
+        let mut free = ports.workers.iter().copied();
+        let mut workers = Vec::new();
+        let prefill = ["prefill worker", "second prefill worker"].into_iter();
+        for (name, ports) in prefill.take(options.prefill_workers).zip(&mut free) {
+            workers.push(worker(name, WorkerKind::prefill(&options), &usual, ports));
+        }
+        let others = ["worker", "second worker"]
+            .into_iter()
+            .take(options.workers);
+        for (name, ports) in others.zip(&mut free) {
+            workers.push(worker(name, WorkerKind::usual(&options), &usual, ports));
+        }
+        let mut others = Vec::new();
+        let names = ["other worker", "second other worker"];
+        for ((other, name), ports) in options.others.iter().zip(names).zip(&mut free) {
+            let model = model(other.chat_template, &directory.path().join(name))?;
+            let kind = WorkerKind {
+                component: other.component,
+                block_size: other.block_size,
+                mode: None,
+            };
+            others.push(worker(name, kind, &model, ports));
+        }
         let frontends = ["frontend", "second frontend"].into_iter().zip(ports.http);
         let frontends = frontends.take(options.relays).map(|(name, port)| {
             let arguments = frontend_arguments(&options, port);
@@ -136,8 +161,8 @@ impl Site {
             ]);
             peer
         });
-        let publishers = options.workers * options.ranks;
-        let engines = endpoints(&ports, options.ranks);
+        let publishers = options.publishing() * options.ranks;
+        let engines = endpoints(&ports, &options);
         Ok(Self {
             peer,
             filter: Filter::at(format!("http://127.0.0.1:{}", ports.peer)),
@@ -148,6 +173,7 @@ impl Site {
             options,
             ports,
             workers,
+            others,
             frontends,
             client: Client::default(),
             directory,
@@ -158,11 +184,35 @@ impl Site {
     pub(super) async fn start_processes(&mut self) -> Result<()> {
         self.start_services().await?;
         self.start_workers()?;
+        if !self.options.aliases.is_empty() {
+            self.name_workers().await?;
+        }
         self.start_frontend()?;
         if self.peer.is_some() {
             self.start_peer()?;
         }
         self.until_serving().await
+    }
+
+    /// Gives the workers' model its other names, for the mocker can't be told any. Frontends read
+    /// a card when they find it, and the workers don't write it again.
+    async fn name_workers(&self) -> Result<()> {
+        let entries = discovery(&self.directory).join("v1/mdc");
+        let deadline = Instant::now() + START_PATIENCE;
+        loop {
+            let found: Vec<_> = fs::read_dir(&entries).into_iter().flatten().collect();
+            if found.len() >= self.workers.len() {
+                return found.into_iter().try_for_each(|entry| {
+                    let (entry, aside) = (entry?.path(), self.directory.path().join("named"));
+                    let mut card: Value = serde_json::from_slice(&fs::read(&entry)?)?;
+                    card["card_json"]["aliases"] = json!(self.options.aliases);
+                    fs::write(&aside, card.to_string())?;
+                    Ok(fs::rename(&aside, &entry)?)
+                });
+            }
+            ensure!(Instant::now() < deadline, "the workers tell no cards");
+            sleep(POLL).await;
+        }
     }
 
     /// Starts what its processes meet by, unless it runs.
@@ -210,7 +260,8 @@ impl Site {
             frontend,
             source: match self.options.source {
                 KvSource::EngineZmq => Source::EngineZmq {
-                    endpoints: endpoints(&self.ports, self.options.ranks).collect(),
+                    endpoints: endpoints(&self.ports, &self.options).collect(),
+                    role: (self.options.prefill_workers > 0).then_some("prefill"),
                     block_size: self.options.block_size,
                     capacity_blocks: self.options.blocks * self.engines.len(),
                 },
@@ -301,6 +352,53 @@ impl Site {
         self.workers.iter_mut().try_for_each(Daemon::start)
     }
 
+    /// Starts one of the workers that are unlike the usual ones; it serves some time after, if
+    /// the frontend takes it.
+    pub fn start_other(&mut self, number: usize) -> Result<()> {
+        let other = self.others.get_mut(number);
+        other.context("there is no such worker")?.start()
+    }
+
+    /// Ends such a worker with SIGTERM.
+    pub async fn stop_other(&mut self, number: usize) {
+        if let Some(other) = self.others.get_mut(number) {
+            other.stop().await;
+        }
+    }
+
+    /// Ends the workers that only compute prompts with SIGTERM, and starts them with empty caches.
+    pub async fn restart_prefill_workers(&mut self) -> Result<()> {
+        let prefill = self.options.prefill_workers;
+        for worker in self.workers.iter_mut().take(prefill) {
+            worker.stop().await;
+        }
+        self.forget_workers();
+        self.engines.iter_mut().for_each(Engine::restarted);
+        let mut workers = self.workers.iter_mut().take(prefill);
+        workers.try_for_each(Daemon::start)
+    }
+
+    /// Ends the workers with SIGTERM and starts them again, in place of them, with blocks of this
+    /// size and this template: the model has another card.
+    pub async fn change_workers(
+        &mut self,
+        block_size: NonZeroU32,
+        chat_template: Option<&'static str>,
+    ) -> Result<()> {
+        self.stop_workers().await;
+        self.options.block_size = block_size;
+        self.options.chat_template = chat_template;
+        // It goes with the site's own.
+        let directory = tempfile::tempdir_in(self.directory.path())?.keep();
+        let model = model(chat_template, &directory.join("model"))?;
+        let ports = self.ports.workers.iter();
+        for (worker, ports) in self.workers.iter_mut().zip(ports) {
+            let kind = WorkerKind::usual(&self.options);
+            worker.arguments = worker_arguments(&self.options, kind, &model, *ports);
+        }
+        self.start_workers()
+    }
+
     /// Waits until a request gets 200. The model is listed earlier than that.
     pub async fn until_serving(&mut self) -> Result<()> {
         // A completion is enabled last, and this one is too short to leave a block behind.
@@ -336,7 +434,7 @@ impl Site {
 
     fn check_processes(&mut self) -> Result<()> {
         let daemons = self.frontends.iter_mut().chain(&mut self.workers);
-        for daemon in daemons.chain(&mut self.peer) {
+        for daemon in daemons.chain(&mut self.others).chain(&mut self.peer) {
             if daemon.ended_by_itself() {
                 bail!(
                     "the {} of site {} ended by itself:\n{}",
@@ -350,12 +448,12 @@ impl Site {
     }
 }
 
-/// The directory of the site's model, which is made if it isn't the usual one.
-fn model(options: &SiteOptions, directory: &Path) -> Result<PathBuf> {
-    let Some(template) = options.chat_template else {
+/// The directory of a model with this template, which is made if it isn't the usual one.
+fn model(chat_template: Option<&str>, directory: &Path) -> Result<PathBuf> {
+    let Some(template) = chat_template else {
         return Ok(model_dir());
     };
-    let model = directory.join("model");
+    let model = directory.to_owned();
     fs::create_dir(&model)?;
     for file in fs::read_dir(model_dir())? {
         let file = file?;
@@ -379,15 +477,16 @@ impl WorkerPorts {
     }
 }
 
-/// Where each rank of each worker publishes its events, and where it tells them again.
-fn endpoints(ports: &Ports, ranks: usize) -> impl Iterator<Item = (String, String)> {
-    let ranks = u16::try_from(ranks).expect("it was given so many ports");
+/// Where each rank of each worker that publishes does so, and where it tells it again.
+fn endpoints(ports: &Ports, options: &SiteOptions) -> impl Iterator<Item = (String, String)> {
+    let ranks = u16::try_from(options.ranks).expect("it was given so many ports");
     let at = |port: u16| format!("tcp://127.0.0.1:{port}");
     let of = move |worker: &WorkerPorts| {
         let worker = *worker;
         (0..ranks).map(move |rank| (at(worker.events + rank), at(worker.replay + rank)))
     };
-    ports.workers.iter().flat_map(of)
+    let publishing = ports.workers.iter().take(options.publishing());
+    publishing.flat_map(of)
 }
 
 fn metrics_url(port: u16) -> String {
@@ -406,7 +505,7 @@ impl Drop for Site {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let daemons = self.frontends.iter().chain(&self.workers);
-            for daemon in daemons.chain(&self.peer) {
+            for daemon in daemons.chain(&self.others).chain(&self.peer) {
                 eprintln!(
                     "--- last output of the {} of site {}\n{}",
                     daemon.name,

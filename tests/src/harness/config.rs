@@ -67,6 +67,8 @@ pub(crate) enum Source {
         endpoints: Vec<(String, String)>,
         block_size: NonZeroU32,
         capacity_blocks: usize,
+        /// Which part of requests the workers do, if not all of it.
+        role: Option<&'static str>,
     },
     /// All that a Dynamo site says in its discovery.
     DynamoEvents {
@@ -106,6 +108,7 @@ impl Beside {
                 )],
                 block_size,
                 capacity_blocks: engine.capacity_blocks,
+                role: None,
             },
         };
         Self {
@@ -181,10 +184,12 @@ fn source(source: &Source) -> String {
             endpoints,
             block_size,
             capacity_blocks,
+            role,
         } => format!(
             "[card]\nmodel = {model}\ndir = {dir}\nblock_size = {block_size}\n\
              capacity_blocks = {capacity_blocks}\n\
-             [[source]]\nkind = \"engine-zmq\"\nendpoints = [{endpoints}]\n",
+             [[source]]\nkind = \"engine-zmq\"\n{role}endpoints = [{endpoints}]\n",
+            role = role.map_or_else(String::new, |role| format!("role = {role:?}\n")),
             endpoints = endpoints
                 .iter()
                 .map(|(events, replay)| format!("{{ events = {events:?}, replay = {replay:?} }}"))

@@ -54,12 +54,25 @@ pub struct KnownRelay {
 /// What an edge knows of a model at a site.
 #[derive(Clone, Debug, Deserialize)]
 pub struct KnownModel {
+    /// Other names that clients may use.
+    pub aliases: Vec<String>,
     /// Whether it is served now.
     pub ready: bool,
     /// How to tokenise for it.
     pub card: Option<KnownCard>,
     /// Whether prompts are there what they are here, by kind of request.
     pub parity: Vec<KnownParity>,
+    /// Workers with another card.
+    pub apart: Vec<KnownApart>,
+}
+
+/// Workers whose card the site doesn't serve by.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct KnownApart {
+    /// How many.
+    pub workers: u32,
+    /// The fields that differ.
+    pub differs: Vec<String>,
 }
 
 /// What an edge knows of one kind of request for a model.
@@ -91,6 +104,8 @@ pub struct KnownAgreement {
 pub struct KnownCard {
     /// Whether prompts can be tokenised with it.
     pub usable: bool,
+    /// Names it.
+    pub digest: String,
 }
 
 /// What an edge knows of a pool.

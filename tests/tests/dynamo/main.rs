@@ -6,6 +6,7 @@ use std::path::Path;
 use kvgrid_tests::dynamo::{Answer, Dynamo, Grid, KvSource, SiteOptions};
 
 mod alone;
+mod cards;
 mod client;
 mod contract;
 mod death;
@@ -16,6 +17,7 @@ mod outage;
 mod overlap;
 mod parity;
 mod prompts;
+mod roles;
 mod takeover;
 mod together;
 mod traffic;

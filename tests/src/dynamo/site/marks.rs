@@ -101,8 +101,12 @@ impl Site {
             "nvext": {"extra_fields": ["worker_id"]},
         });
         if let Some(place) = place {
-            question["nvext"]["backend_instance_id"] = place.worker.into();
-            question["nvext"]["dp_rank"] = place.rank.into();
+            let (worker, rank) = match self.options.prefill_workers {
+                0 => ("backend_instance_id", "dp_rank"),
+                _ => ("prefill_worker_id", "prefill_dp_rank"),
+            };
+            question["nvext"][worker] = place.worker.into();
+            question["nvext"][rank] = place.rank.into();
         }
         let answer = self.until_answered("/v1/completions", &question).await?;
         Ok((answer, name.0))
