@@ -38,8 +38,9 @@ mod site;
 pub use config::{MODEL, model_dir};
 pub use conversation::{Conversation, Turn};
 pub use known::{
-    Applied, Known, KnownAgreement, KnownApart, KnownCard, KnownEngines, KnownFacts, KnownForeign, KnownLoad,
-    KnownMatching, KnownModel, KnownModelLoad, KnownParity, KnownPool, KnownRelay, KnownSite,
+    Applied, Known, KnownAgreement, KnownApart, KnownCard, KnownEngines, KnownFacts, KnownForeign,
+    KnownLoad, KnownMatching, KnownModel, KnownModelLoad, KnownParity, KnownPool, KnownRelay,
+    KnownSite,
 };
 pub use plan::{EdgePlan, GridPlan, SitePlan};
 pub use process::{Process, hold_leash};

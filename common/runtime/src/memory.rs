@@ -135,7 +135,7 @@ mod tests {
             let memory = HugePages.alloc(layout);
             assert!(!memory.is_null());
             for at in 0..size {
-                memory.add(at).write((at % 251) as u8);
+                memory.add(at).write(u8::try_from(at % 251).unwrap());
             }
             (memory, layout)
         }

@@ -73,7 +73,7 @@ impl Memory {
     /// The word of the line that a random number leads to.
     #[inline]
     fn word(&self, random: u64) -> u64 {
-        let place = (random >> 32) * self.lines.len() as u64 >> 32;
+        let place = ((random >> 32) * self.lines.len() as u64) >> 32;
         self.lines
             .get(usize::try_from(place).unwrap_or(0))
             .map_or(1, |line| line.0[0])

@@ -63,12 +63,6 @@ impl Sites {
         readers.collect()
     }
 
-    /// Bytes of one table.
-    pub(super) fn table_bytes(&self) -> u64 {
-        let first = self.tables.first();
-        first.map_or(0, |table| table.writer.geometry().bytes())
-    }
-
     /// Replaces other blocks at all sites, over and over, until told to stop; how many.
     pub(super) fn churn(&mut self, stop: &AtomicBool) -> anyhow::Result<u64> {
         let mut replaced = 0;

@@ -8,7 +8,8 @@ use kvgrid_sim::{Fate, Link, LinkConfig};
 
 use super::*;
 
-const PACKET: u64 = 1_400;
+const SIZE: usize = 1_400;
+const PACKET: u64 = SIZE as u64;
 /// Packets beyond a hole after which it counts as lost.
 const REORDERED: u64 = 3;
 
@@ -40,6 +41,10 @@ struct Halving {
 }
 
 impl Window for Halving {
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "a window is a few megabytes"
+    )]
     fn window(&self) -> u64 {
         self.window as u64
     }
@@ -190,7 +195,7 @@ impl World {
             flow.sent.insert(flow.next, at);
             flow.under_way += PACKET;
             let sim = Sim::from_micros(u64::try_from(self.now.as_micros()).unwrap());
-            if let Fate::Arrives(when) = self.link.handle_packet(sim, PACKET as usize) {
+            if let Fate::Arrives(when) = self.link.handle_packet(sim, SIZE) {
                 let back = Duration::from_micros(when.as_micros()) + self.back;
                 self.returns.insert((back, index, flow.next), ());
             }
