@@ -199,6 +199,10 @@ fn dynamos_relay_goes_with_a_card_from_a_directory_or_from_discovery() {
         assert_refused(&[IDENTITY, FRONTEND, CARD, peer, more], sentence);
     };
     refused(
+        "role = \"decode\"\n",
+        "source.role: is for sources of kind \"engine-zmq\"",
+    );
+    refused(
         "topic = \"kv\"\n",
         "source.topic: is for sources of kind \"engine-zmq\"",
     );
