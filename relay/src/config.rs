@@ -29,9 +29,30 @@ mod tests;
 /// Prefix of the variables that override the file.
 const ENVIRONMENT: &str = "KVGRID_RELAY_";
 
+/// Where Kubernetes tells a pod of a LeaderWorkerSet its number in its group; the leader's is 0.
+const GROUP_INDEX: &str = "LWS_WORKER_INDEX";
+
 /// Reads the configuration from its file and the process's environment.
 pub(crate) fn load(path: &Path) -> Result<ConfigFile, ConfigError> {
-    config::load(path, &Environment::of_process(ENVIRONMENT))
+    let mut file: ConfigFile = config::load(path, &Environment::of_process(ENVIRONMENT))?;
+    if file.frontend.leader.is_none() {
+        let index = std::env::var(GROUP_INDEX).ok();
+        file.frontend.leader = Some(leads(index.as_deref())?);
+    }
+    Ok(file)
+}
+
+/// Whether the pod of this number in its group is its leader; one of no group is.
+fn leads(index: Option<&str>) -> Result<bool, ConfigError> {
+    let number = index.map_or(Ok(0), str::parse::<u32>);
+    let number = number.map_err(|_| {
+        let reason = format!(
+            "{GROUP_INDEX} is {:?}, which is no number",
+            index.unwrap_or("")
+        );
+        ConfigError::key("frontend.leader", &reason)
+    });
+    Ok(number? == 0)
 }
 
 /// The configuration as written.
@@ -160,6 +181,9 @@ pub(crate) struct FrontendTable {
     /// How long a connection to it may take.
     #[serde(default = "connect_timeout", with = "humantime_serde")]
     pub(crate) connect_timeout: Duration,
+    /// Whether the engine's server runs on this node, where one of several has it; as
+    /// `LWS_WORKER_INDEX` says if left out. Without it the relay stands by.
+    pub(crate) leader: Option<bool>,
     /// What edges may ask of it, as `METHOD /path`; what they offer to clients if left out.
     pub(crate) allow: Option<Vec<String>>,
 }

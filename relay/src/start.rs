@@ -39,6 +39,7 @@ use crate::services::Services;
 use crate::sources::dynamo_events::Usage;
 
 mod sources;
+mod stand_by;
 
 /// Why a relay ends with a failure. Starting again may help.
 #[derive(Debug, Error)]
@@ -86,6 +87,9 @@ async fn serve(prepared: Prepared) -> Result<(), RunError> {
 
 async fn serve_until_stopped(prepared: Prepared, tasks: &Tasks) -> Result<(), RunError> {
     let mut termination = Termination::new(tasks)?;
+    if prepared.config.file.frontend.leader == Some(false) {
+        return stand_by::until_stopped(&prepared.config, &mut termination, tasks).await;
+    }
     let grace = prepared.config.file.limits.stop_grace;
     let relay = Relay::bind(prepared, tasks)?;
     let node = relay.node.clone();

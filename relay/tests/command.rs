@@ -231,6 +231,17 @@ struct Relay {
 impl Relay {
     /// Starts a relay of the model `tiny-chat` on free ports.
     async fn start(setting: &Setting, frontend: &str) -> Self {
+        let (relay, bound) = Self::start_in_group(setting, frontend, "0").await;
+        assert!(bound["quic"].is_string(), "{bound}");
+        relay
+    }
+
+    /// Starts it as the node of this number in its group, and tells where it listens.
+    async fn start_in_group(
+        setting: &Setting,
+        frontend: &str,
+        number: &str,
+    ) -> (Self, serde_json::Value) {
         let ready_file = setting.path("ready.json");
         let config = format!(
             "{}[frontend]\nurl = \"http://{frontend}\"\ncheck_interval = \"20ms\"\n{}\
@@ -242,6 +253,7 @@ impl Relay {
         );
         let child = setting
             .command(&config)
+            .env("LWS_WORKER_INDEX", number)
             .stderr(std::fs::File::create(setting.path("log")).unwrap())
             .spawn()
             .unwrap();
@@ -250,12 +262,12 @@ impl Relay {
         })
         .await;
         let bound: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert!(bound["quic"].is_string(), "{bound}");
-        Self {
+        let relay = Self {
             child,
             admin: bound["admin"].as_str().unwrap().to_owned(),
             ready_file,
-        }
+        };
+        (relay, bound)
     }
 
     async fn stop(mut self) -> Option<i32> {
@@ -294,6 +306,27 @@ async fn a_relay_starts_tells_its_health_and_stops() {
     assert_eq!(relay.stop().await, Some(0));
     let log = std::fs::read_to_string(setting.path("log")).unwrap();
     assert!(log.contains("Stopped") && !log.contains("ERROR"), "{log}");
+}
+
+#[tokio::test]
+async fn a_relay_beside_no_leader_stands_by_and_is_reached_by_nobody() {
+    let setting = Setting::new();
+
+    let (relay, bound) = Relay::start_in_group(&setting, "127.0.0.1:1", "2").await;
+    let ready = get(&relay.admin, "/readyz").await.unwrap();
+
+    assert_eq!(bound.as_object().unwrap().len(), 1, "{bound}");
+    assert_eq!(ready.0, 200, "it keeps no group from being complete");
+    assert_eq!(relay.stop().await, Some(0));
+    let mut wrong = setting.command(&format!("{}{FRONTEND}", setting.identity("fra-1")));
+    let wrong = wrong.env("LWS_WORKER_INDEX", "first").output();
+    let wrong = wrong.await.unwrap();
+    let error = String::from_utf8(wrong.stderr).unwrap();
+    assert_eq!(wrong.status.code(), Some(64), "{error}");
+    assert!(
+        error.contains("frontend.leader: LWS_WORKER_INDEX is \"first\""),
+        "{error}"
+    );
 }
 
 #[tokio::test]
