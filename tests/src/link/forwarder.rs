@@ -286,3 +286,41 @@ fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     let _ = options.set_send_buffer_size(SOCKET_BUFFER);
     UdpSocket::from_std(socket)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU64;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::harness::config::ANY;
+
+    #[test]
+    fn packets_of_two_links_wait_for_one_bottleneck() {
+        let config = ForwarderConfig {
+            name: "one".into(),
+            listen: ANY,
+            target: ANY,
+            seed: 1,
+            link: LinkProperties {
+                // A thousand bytes in a millisecond.
+                rate: NonZeroU64::new(8_000_000),
+                ..LinkProperties::default()
+            },
+            bottleneck: None,
+        };
+        let wires = Wires::new(&config).unwrap();
+        let mut links = [(); 2].map(|()| Direction {
+            link: Arc::clone(&wires.up),
+            line: DelayLine::new(IN_FLIGHT),
+        });
+
+        for link in &mut links {
+            link.handle_packet(Instant::ZERO, true, ANY, &[0; 1_000]);
+        }
+
+        let due = links.map(|link| link.line.poll_timeout());
+        let after = |milliseconds| Some(Instant::ZERO + Duration::from_millis(milliseconds));
+        assert_eq!(due, [after(1), after(2)]);
+    }
+}
