@@ -5,16 +5,16 @@ use super::lookup::{Lookup, mixed};
 use super::slab::{Index, Slab, Vacant};
 use crate::block::ChainHash;
 
-/// Packed, for a third of it would be padding. While the place is free, the hash is a link.
+/// Packed, for much of it would be padding. While the place is free, the hash is a link.
 #[derive(Clone, Copy)]
-#[repr(C, packed(4))]
+#[repr(C, packed(2))]
 struct Chain {
     hash: ChainHash,
     /// Closed entries with this chain, over all workers; zero when the place is free.
-    holders: u32,
+    holders: u16,
 }
 
-const _: () = assert!(size_of::<Chain>() == 12, "memory budget of a chain");
+const _: () = assert!(size_of::<Chain>() == 10, "memory budget of a chain");
 
 impl Vacant for Chain {
     fn next_free(&self) -> Option<Index> {
@@ -68,7 +68,8 @@ impl Published {
         self.lookup.touch(mixed(hash.0))
     }
 
-    /// Counts one more holder; the first one publishes the chain.
+    /// Counts one more holder; the first one publishes the chain. What can't be counted any
+    /// more is none: that can hide a block that 65,535 others have, never invent one.
     pub(super) fn acquire(&mut self, hash: ChainHash) -> Option<Index> {
         let key = mixed(hash.0);
         let chains = &self.chains;
@@ -76,7 +77,8 @@ impl Published {
             .lookup
             .find(key, |index| { chains[index].hash } == hash)
         {
-            self.chains[index].holders += 1;
+            let chain = &mut self.chains[index];
+            chain.holders = chain.holders.checked_add(1)?;
             return Some(index);
         }
         let index = self.chains.insert(Chain { hash, holders: 1 })?;
@@ -97,5 +99,29 @@ impl Published {
             self.chains.remove(index);
             self.ops.push(PoolOp::Remove(hash));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holders_past_the_count_are_none_and_the_last_counted_one_withdraws() {
+        let chain = ChainHash(7);
+        let mut published = Published::new(10);
+
+        let counted: Vec<_> = (0..u16::MAX).map(|_| published.acquire(chain)).collect();
+        let uncounted = published.acquire(chain);
+        for index in counted.into_iter().flatten() {
+            published.release(index);
+        }
+
+        assert_eq!(uncounted, None);
+        assert_eq!(
+            *published.ops(),
+            [PoolOp::Insert(chain), PoolOp::Remove(chain)]
+        );
+        assert_eq!(published.len(), 0);
     }
 }
