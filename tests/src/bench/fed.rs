@@ -86,14 +86,26 @@ impl FedSite {
             let before = self.count("source_messages").await?;
             self.publish_all().await?;
             sleep(Duration::from_secs(1)).await;
-            let messages = self.count("source_messages").await?;
-            let heard = messages - before;
+            let heard = self.count("source_messages").await? - before;
             if heard >= wanted {
-                self.blocks = self.held().await?;
-                self.messages = messages;
-                return Ok(());
+                return self.until_quiet().await;
             }
             ensure!(Instant::now() < deadline, "only {heard} are heard");
+        }
+    }
+
+    /// Waits until nothing more comes of what was published so far, and counts from there.
+    async fn until_quiet(&mut self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let before = (self.messages, self.blocks);
+            self.messages = self.count("source_messages").await?;
+            self.blocks = self.held().await?;
+            if (self.messages, self.blocks) == before {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "events keep coming");
+            sleep(Duration::from_millis(300)).await;
         }
     }
 
