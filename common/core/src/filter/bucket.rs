@@ -6,6 +6,9 @@
 /// Lanes of a bucket.
 pub(super) const LANES: u32 = 4;
 
+/// Bits of a lane.
+pub(super) const LANE_BITS: u32 = 16;
+
 const ONES: u64 = 0x0001_0001_0001_0001;
 const HIGH: u64 = 0x8000_8000_8000_8000;
 

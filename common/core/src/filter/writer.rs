@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::bucket::{self, LANES};
+use super::bucket;
 use super::class::Class;
 use super::geometry::Geometry;
 use super::path::PathSearch;
@@ -157,13 +157,14 @@ impl<W: Words> Writer<W> {
         }
         let mut classes = Vec::with_capacity(self.expected_chunk_len());
         for bucket in 0..geometry.chunk_buckets() {
-            let word = self.word(chunk, bucket).own();
-            let fingerprints = (0..LANES).map(|lane| bucket::lane(word, lane));
-            classes.extend(
-                fingerprints
-                    .filter(|fingerprint| *fingerprint != 0)
-                    .map(|fingerprint| geometry.class_of_stored(chunk, bucket, fingerprint)),
-            );
+            let mut word = self.word(chunk, bucket).own();
+            while word != 0 {
+                let fingerprint = bucket::lane(word, 0);
+                if fingerprint != 0 {
+                    classes.push(geometry.class_of_stored(chunk, bucket, fingerprint));
+                }
+                word >>= bucket::LANE_BITS;
+            }
         }
         classes.extend(self.overflow_of(chunk).map(|(_, class)| class));
         classes.sort_unstable();

@@ -135,6 +135,10 @@ fn relay<'a>(
             found => obstacle = obstacle.max(found),
         }
     }
+    // Most sites have one, and then there's nothing to weigh.
+    if let [only] = usable.as_slice() {
+        return Ok(only);
+    }
     let open = |relay: &RelayView| {
         let lane = local.inflight.lane(&relay.id);
         lane.map_or(0, |lane| lane.open_requests())

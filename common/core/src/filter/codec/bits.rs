@@ -10,7 +10,7 @@ pub(super) struct BitWriter {
     bytes: Vec<u8>,
     /// Bits not yet written out, from the low end.
     pending: u64,
-    /// How many; below eight between calls.
+    /// How many; below 32 between calls.
     filled: u32,
 }
 
@@ -23,15 +23,18 @@ impl BitWriter {
         }
     }
 
-    /// Writes the low `count` bits, at most 56; those above must be zero.
+    /// Writes the low `count` bits, at most 32; those above must be zero.
+    #[inline]
     pub(super) fn put(&mut self, bits: u64, count: u32) {
         self.pending |= bits << self.filled;
         self.filled += count;
-        let whole = self.filled / 8;
-        self.bytes
-            .extend_from_slice(&self.pending.to_le_bytes()[..whole as usize]);
-        self.pending = self.pending.checked_shr(whole * 8).unwrap_or(0);
-        self.filled %= 8;
+        if self.filled >= 32 {
+            let [a, b, c, d, ..] = self.pending.to_le_bytes();
+            // Four bytes at once are one store; a length that varies would be a call.
+            self.bytes.extend_from_slice(&[a, b, c, d]);
+            self.pending >>= 32;
+            self.filled -= 32;
+        }
     }
 
     /// Writes a number in groups of seven bits, low ones first, the eighth bit for "more".
@@ -44,20 +47,27 @@ impl BitWriter {
     }
 
     /// Writes a gap: its high part as so many zeros and a one, then its low bits.
+    #[inline]
     pub(super) fn rice(&mut self, gap: u64, parameter: u32) {
         let mut zeros = gap >> parameter;
-        while zeros >= 32 {
-            self.put(0, 32);
-            zeros -= 32;
+        while zeros >= 16 {
+            self.put(0, 16);
+            zeros -= 16;
         }
-        self.put(1 << zeros, (zeros & 31) as u32 + 1);
-        self.put(gap & ((1 << parameter) - 1), parameter);
+        let (zeros, low) = ((zeros & 15) as u32, gap & ((1 << parameter) - 1));
+        if parameter < 16 {
+            self.put((low << 1 | 1) << zeros, zeros + 1 + parameter);
+        } else {
+            self.put(1 << zeros, zeros + 1);
+            self.put(low & 0xffff, 16);
+            self.put(low >> 16, parameter - 16);
+        }
     }
 
     pub(super) fn finish(mut self) -> Vec<u8> {
-        if self.filled > 0 {
-            self.put(0, 8 - self.filled);
-        }
+        let left = self.filled.div_ceil(8) as usize;
+        let bytes = self.pending.to_le_bytes();
+        self.bytes.extend_from_slice(&bytes[..left]);
         self.bytes
     }
 }
