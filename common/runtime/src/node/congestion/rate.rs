@@ -71,6 +71,9 @@ struct Round {
     began: Instant,
     delivered: u64,
     lost: u64,
+    /// When the first packet was sent that was acknowledged in it: there may have been nothing
+    /// to send before.
+    first_sent: Option<Instant>,
     /// Whether there was less to send than allowed.
     limited: bool,
     shortest: Duration,
@@ -82,6 +85,7 @@ impl Round {
             began,
             delivered: 0,
             lost: 0,
+            first_sent: None,
             limited: false,
             shortest: Duration::MAX,
         }
@@ -93,7 +97,9 @@ impl Round {
 
     /// Bytes per second.
     fn rate(&self, now: Instant) -> u64 {
-        let took = now.saturating_duration_since(self.began).max(self.shortest);
+        let sent = self.first_sent.unwrap_or(self.began);
+        let took = now.saturating_duration_since(self.began.max(sent));
+        let took = took.max(self.shortest);
         per_second(self.delivered, took)
     }
 }
@@ -151,6 +157,7 @@ impl Path {
         self.round_trip.put(took, now);
         self.round.shortest = self.round.shortest.min(took);
         self.round.delivered += bytes;
+        self.round.first_sent.get_or_insert(sent);
         self.round.limited |= limited;
         match self.phase {
             Phase::Unknown => self.begin(now),
@@ -240,6 +247,9 @@ impl Path {
             return;
         }
         if queued || flat >= 2 {
+            // So much has got through: what was too much before is not any more.
+            let passed = over(best.max(rate), self.shortest() + SLACK);
+            self.bound = self.bound.max(passed);
             // The queue that has grown is let run empty.
             self.go_on(2);
         } else {
@@ -259,9 +269,13 @@ impl Path {
     /// The path is full: from here on it is what it has delivered in this round. That stays its
     /// rate while others press, so what may be under way is bounded besides.
     fn cut(&mut self, rate: u64, round: &Round) {
-        self.rates = Highest::default();
-        self.rates.put(rate);
-        let fits = over(rate, round.shortest).min(self.window);
+        let mut fits = self.window;
+        // What it was not asked to deliver it may well be able to.
+        if !round.limited {
+            self.rates = Highest::default();
+            self.rates.put(rate);
+            fits = fits.min(over(rate, round.shortest));
+        }
         self.bound = (fits - fits / CUT).max(MIN_WINDOW);
         self.forgiven = AFTER_CUT;
         self.go_on(2);

@@ -118,6 +118,8 @@ struct World {
     now: Duration,
     flows: Vec<Flow>,
     turn: usize,
+    /// Packets that are lost next.
+    lose: usize,
     /// What comes back when: flow and packet.
     returns: BTreeMap<(Duration, usize, u64), ()>,
 }
@@ -140,6 +142,7 @@ impl World {
             now: Duration::ZERO,
             flows: Vec::new(),
             turn: 0,
+            lose: 0,
             returns: BTreeMap::new(),
         }
     }
@@ -195,7 +198,9 @@ impl World {
             flow.sent.insert(flow.next, at);
             flow.under_way += PACKET;
             let sim = Sim::from_micros(u64::try_from(self.now.as_micros()).unwrap());
-            if let Fate::Arrives(when) = self.link.handle_packet(sim, SIZE) {
+            if self.lose > 0 {
+                self.lose -= 1;
+            } else if let Fate::Arrives(when) = self.link.handle_packet(sim, SIZE) {
                 let back = Duration::from_micros(when.as_micros()) + self.back;
                 self.returns.insert((back, index, flow.next), ());
             }
@@ -360,6 +365,43 @@ fn an_idle_path_keeps_what_is_known_of_it() {
     let before = world.flows[0].delivered;
     world.run(FAR + Duration::from_millis(60));
     assert!(world.flows[0].delivered - before >= 380_000);
+}
+
+#[test]
+fn a_small_request_that_loses_packets_leaves_most_of_what_is_known() {
+    let mut world = World::new(200, FAR, 4 << 20, 0.0);
+    world.rated(LIMITS);
+    world.run(Duration::from_secs(3));
+    world.flows[0].left = Some(0);
+    world.run(Duration::from_secs(30));
+    for _ in 0..10 {
+        world.lose = 6;
+        world.flows[0].left = Some(40_000);
+        world.run(Duration::from_secs(2));
+        world.flows[0].left = Some(40_000);
+        world.run(Duration::from_secs(20));
+    }
+
+    let window = world.flows[0].control.window();
+    assert!(window > 380_000, "{window}");
+}
+
+#[test]
+fn a_path_that_another_flow_has_left_is_filled_again() {
+    let mut world = World::new(200, FAR, 1 << 20, 0.0);
+    world.rated(LIMITS);
+    let cut = world.at();
+    world.add(Box::new(Halving {
+        window: 6_000_000.0,
+        cut,
+    }));
+    world.run(Duration::from_secs(20));
+    world.flows[1].left = Some(0);
+    world.run(Duration::from_secs(15));
+
+    let rate = world.rates(Duration::from_secs(5))[0];
+
+    assert!(rate > 150.0, "{rate} of 200 Mbit/s");
 }
 
 #[test]
