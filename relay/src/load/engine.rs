@@ -80,6 +80,8 @@ impl Page {
     fn take_cache_config(&mut self, sample: &Sample<'_>) -> Option<()> {
         let number = |name| sample.label(name)?.parse::<u64>().ok();
         let tokens = number("num_gpu_blocks")?.checked_mul(number("block_size")?)?;
+        // An engine that has not measured its cache yet says zero.
+        let tokens = Some(tokens).filter(|tokens| *tokens > 0)?;
         *bounded(&mut self.kv_tokens, names::rank(sample)?)? = tokens;
         Some(())
     }

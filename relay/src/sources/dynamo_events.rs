@@ -388,7 +388,7 @@ impl Source {
     /// Listens to what our model's workers say of their load.
     fn listen_to_use(&mut self, seen: &Sighting, workers: &Workers<'_>) {
         let workers = workers
-            .models()
+            .serving()
             .map(|(worker, model)| (worker, Size::of(&model.card)));
         let mut alive = Vec::new();
         for topic in listen::TOPICS {

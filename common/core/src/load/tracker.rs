@@ -18,6 +18,8 @@ use crate::time::Instant;
 const HISTORY: usize = 64;
 /// Most engine parts or models in one report.
 const PARTS: usize = 1024;
+/// How long it counts that engines had begun with prompts: after it others wait.
+const BEGUN_COUNTS: Duration = Duration::from_secs(2);
 /// An engine part that no report has renewed for this long is forgotten: a worker that is gone
 /// must not make the rest count as unknown for longer than that.
 const ENGINE_FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
@@ -143,7 +145,13 @@ impl LoadTracker {
         // some that no engine has may wait before them, in the site's own router.
         let waits = tokens.or(waiting.filter(|waiting| *waiting == 0).map(u64::from));
         let seen = waits.filter(|_| requests >= gateway.in_flight);
-        let begun = seen.map(|waits| gateway.queued_tokens.saturating_sub(waits));
+        let now = self.sum_gateways(model, None).map(|sum| sum.at);
+        let recent = now.is_none_or(|now| now.saturating_since(scraped) <= BEGUN_COUNTS);
+        let begun = seen.filter(|_| recent).map(|waits| {
+            let begun = gateway.queued_tokens.saturating_sub(waits);
+            // What has left the queue since is not in it any more.
+            begun.min(self.least_queued(model, scraped))
+        });
         Some(EngineSum {
             ranks: ranks(parts),
             at,
@@ -160,6 +168,14 @@ impl LoadTracker {
                 waiting: waiting.map(|waiting| foreign.min(waiting)),
                 waiting_tokens: tokens.map(|all| all.saturating_sub(gateway.queued_prompt_tokens)),
             },
+        })
+    }
+
+    /// The least that was queued at each relay at any time since, together.
+    fn least_queued(&self, model: ModelId, since: Instant) -> u64 {
+        let relays = self.relays.values();
+        relays.fold(0, |sum, relay| {
+            sum.saturating_add(relay.least_queued(model, since))
         })
     }
 
@@ -204,6 +220,16 @@ impl RelayPart {
             at: part.reports.back().map_or(Instant::ZERO, |(at, _)| *at),
             echo: part.echo,
         }
+    }
+
+    fn least_queued(&self, model: ModelId, since: Instant) -> u64 {
+        let reports = self.reports.iter().filter(|(at, _)| *at >= since);
+        let queued = |(_, gateway): &(Instant, Vec<(ModelId, GatewayLoad)>)| {
+            let listed = gateway.iter().find(|(listed, _)| *listed == model);
+            listed.map_or(0, |(_, load)| load.queued_tokens)
+        };
+        // Where nothing was told since, what was told last still holds.
+        reports.map(queued).min().unwrap_or(u64::MAX)
     }
 
     /// The newest report, or the one nearest to `then`.

@@ -53,6 +53,13 @@ fn an_engine_tells_load_per_rank() {
 }
 
 #[test]
+fn a_cache_that_is_not_measured_yet_has_no_size() {
+    let page = ENGINE.replace("num_gpu_blocks=\"100\"", "num_gpu_blocks=\"0\"");
+
+    assert_eq!(merged(&[&page])[0].kv_tokens, None);
+}
+
+#[test]
 fn what_an_engine_does_not_tell_is_unknown_and_not_zero() {
     let loads = merged(&[ENGINE]);
 

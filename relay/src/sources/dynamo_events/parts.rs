@@ -50,6 +50,7 @@ impl Fit {
 pub(super) struct Workers<'a> {
     by_id: BTreeMap<u64, Worker<'a>>,
     parts: Vec<ListedPart>,
+    leading: Option<CohortId>,
 }
 
 /// A worker, and its part, or why it has none.
@@ -65,6 +66,7 @@ impl<'a> Workers<'a> {
         let mut workers = Self {
             by_id: BTreeMap::new(),
             parts: Vec::new(),
+            leading: seen.leadership.leading,
         };
         for model in seen.models.values().filter(|it| it.card.is_called(model)) {
             let part = match part(model, wanted) {
@@ -101,9 +103,16 @@ impl<'a> Workers<'a> {
         Ok(of)
     }
 
-    /// By instance.
-    pub(super) fn models(&self) -> impl Iterator<Item = (u64, &'a ServedModel)> {
-        self.by_id.iter().map(|(id, worker)| (*id, worker.model))
+    /// Those that get requests, by instance: no frontend sends any to workers of whole requests
+    /// that have another card than the one that the model is served by.
+    pub(super) fn serving(&self) -> impl Iterator<Item = (u64, &'a ServedModel)> {
+        let workers = self.by_id.iter();
+        let serving = workers.filter(|(_, worker)| {
+            let card = &worker.model.card;
+            let is_apart = self.leading.is_some_and(|leading| card.cohort != leading);
+            !is_apart || card.role() != Role::Whole
+        });
+        serving.map(|(id, worker)| (*id, worker.model))
     }
 
     /// All parts.

@@ -260,6 +260,31 @@ fn prompts_that_engines_have_begun_with_wait_no_longer() {
 }
 
 #[test]
+fn what_engines_had_begun_with_is_not_taken_from_what_waits_since() {
+    let scraped = engine(1, 1_000, 10, 0);
+    let waiting = |reports: &[(u64, u64)]| {
+        let first = sample(1_000, vec![scraped], gateway(10, 1_000));
+        let later = reports.iter().map(|&(ms, tokens)| {
+            let gateway = gateway(10, tokens);
+            ("a", sample(ms, vec![scraped], gateway))
+        });
+        merged(core::iter::once(("a", first)).chain(later).collect()).relayed_tokens()
+    };
+
+    assert_eq!(waiting(&[(1_100, 1_000)]), 0);
+    assert_eq!(
+        waiting(&[(1_100, 0), (1_200, 700)]),
+        700,
+        "the queue was empty"
+    );
+    assert_eq!(
+        waiting(&[(1_100, 1_000), (3_100, 1_000)]),
+        1_000,
+        "it was long ago"
+    );
+}
+
+#[test]
 fn nothing_reported_is_unknown_and_not_zero() {
     let load = merged(vec![("a", sample(10, vec![], gateway(0, 0)))]);
 
