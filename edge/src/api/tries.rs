@@ -174,8 +174,13 @@ impl<S: Sites> Api<S> {
                 }
                 dispatch.succeeded();
             }
-            Some(why) if why.kind == FailureKind::Fault => dispatch.failed(),
-            Some(_) => {}
+            Some(why) => {
+                if why.kind == FailureKind::Fault {
+                    dispatch.failed();
+                }
+                // What it said is kept while others are asked.
+                dispatch.end();
+            }
         }
         let site = choice.site.clone();
         let begun = Begun {

@@ -29,6 +29,8 @@ pub(crate) struct Dispatch {
     forecast: Option<Forecast>,
     /// Until the breaker has heard how the request went.
     pass: Option<Pass>,
+    /// Whether the site has no more to do with it.
+    over: bool,
 }
 
 impl Dispatch {
@@ -61,6 +63,7 @@ impl Dispatch {
             expected: None,
             forecast: forecast(router, choice, input),
             pass: Some(pass),
+            over: false,
         })
     }
 
@@ -87,6 +90,18 @@ impl Dispatch {
             let now = self.router.now();
             self.router.0.expected.computed(&expected, now);
         }
+    }
+
+    /// The site takes nothing now: what it said may be kept, but the request is over there.
+    pub(crate) fn end(&mut self) {
+        if std::mem::replace(&mut self.over, true) {
+            return;
+        }
+        self.lane.end(self.number);
+        if let Some(expected) = self.expected.take() {
+            self.router.0.expected.failed(&expected);
+        }
+        self.tell(Verdict::None);
     }
 
     /// The answer is over, and this is what it says of the prompt. Told once.
@@ -117,11 +132,7 @@ impl Dispatch {
 
 impl Drop for Dispatch {
     fn drop(&mut self) {
-        self.lane.end(self.number);
-        if let Some(expected) = &self.expected {
-            self.router.0.expected.failed(expected);
-        }
-        self.tell(Verdict::None);
+        self.end();
     }
 }
 
