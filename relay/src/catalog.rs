@@ -43,11 +43,13 @@ impl Offer {
             let seen = seen.get(&id);
             let aliases = seen.map(|seen| seen.other_names(name));
             let listed = |name: &ModelName| served.models.contains(name.as_str());
+            // A frontend that doesn't answer has not taken its names back.
+            let called = |name: &ModelName| listed(name) || !served.reachable;
             let apart = seen.map(|seen| seen.leadership.apart.as_slice());
             ModelView {
                 name: name.clone(),
                 id,
-                aliases: aliases.into_iter().flatten().filter(listed).collect(),
+                aliases: aliases.into_iter().flatten().filter(called).collect(),
                 ready: listed(name),
                 card,
                 apart: apart.into_iter().flatten().map(Apart::view).collect(),
@@ -268,7 +270,11 @@ mod tests {
         let model = |size: u32| {
             raw["kv_cache_block_size"] = size.into();
             crate::discovery::ServedModel {
-                place: crate::discovery::Place::default(),
+                place: crate::discovery::Place {
+                    // Longer than edges take.
+                    endpoint: "é".repeat(200),
+                    ..crate::discovery::Place::default()
+                },
                 worker: size.into(),
                 card: Arc::new(crate::discovery::ModelCard::parse(raw.clone()).unwrap()),
             }
@@ -302,5 +308,10 @@ mod tests {
         };
         assert_eq!(apart.workers, 3);
         assert_eq!(apart.differs, ["kv_cache_block_size".into()]);
+        assert!(apart.place.len() <= 256);
+
+        let silent = offer().catalog(&card(None), &Served::default(), &BTreeMap::new(), &seen);
+        assert!(silent.models[1].aliases.contains(&name("chat")));
+        assert!(!silent.models[1].ready);
     }
 }

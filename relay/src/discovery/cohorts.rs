@@ -42,6 +42,9 @@ pub(crate) struct Leadership {
     pub(crate) apart: Vec<Apart>,
 }
 
+/// Bytes of an endpoint's name that edges are told.
+const PLACE_SHOWN: usize = 180;
+
 /// Workers of one endpoint that don't belong to the cohort that leads, or that their endpoint
 /// passes over.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,8 +62,10 @@ pub(crate) struct Apart {
 impl Apart {
     /// As edges are told it.
     pub(crate) fn view(&self) -> WorkersApart {
+        let place = self.place.to_string();
+        let shown = place.floor_char_boundary(PLACE_SHOWN);
         WorkersApart {
-            place: self.place.to_string().into(),
+            place: place[..shown].into(),
             workers: u32::try_from(self.workers).unwrap_or(u32::MAX),
             differs: self.differs.iter().map(|field| (*field).into()).collect(),
         }
