@@ -8,11 +8,14 @@ use http::StatusCode;
 use kvgrid_tests::dynamo::{Answer, Dynamo, Grid, KvSource, OtherWorker, SiteOptions};
 use kvgrid_tests::harness::{Known, KnownApart, KnownModel, MODEL};
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use crate::header;
 
 const PATIENCE: Duration = Duration::from_secs(60);
+/// A subscription is acknowledged by nobody: how long it takes at most until a worker that is
+/// followed is heard.
+const HEARD: Duration = Duration::from_secs(1);
 const LARGE: NonZeroU32 = NonZeroU32::new(32).unwrap();
 const USUAL: NonZeroU32 = NonZeroU32::new(16).unwrap();
 const TEMPLATE: &str =
@@ -61,6 +64,35 @@ async fn ask_until(grid: &Grid, number: &mut usize, done: impl Fn(&Known, u64) -
     }
 }
 
+/// Waits until something has been so for as long as it takes to hear whom the relay follows: what
+/// a worker says before is said for nobody, and its pool knows only part.
+async fn until_heard(grid: &Grid, is: impl Fn(&Known) -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    let mut since = Instant::now();
+    while since.elapsed() < HEARD {
+        let known = grid.known().await.unwrap();
+        if !is(&known) {
+            since = Instant::now();
+        }
+        assert!(Instant::now() < deadline, "{known:#?}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Asks all through a change of the workers. Those that were asked before they were heard are
+/// started again, if their pool says so.
+async fn ask_through(grid: &mut Grid, number: &mut usize, is: impl Fn(&Known) -> bool) {
+    for _ in 0..8 {
+        ask_until(grid, number, |known, _| is(known)).await;
+    }
+    if !grid.known().await.unwrap().complete("fra") {
+        let site = grid.site("fra");
+        site.stop_workers().await;
+        site.start_workers().unwrap();
+        until_heard(grid, |known| is(known) && known.complete("fra")).await;
+    }
+}
+
 /// One request after the other, when all is known of those before it.
 async fn ask_exactly(grid: &mut Grid, number: &mut usize, requests: usize) {
     for _ in 0..requests {
@@ -103,8 +135,9 @@ async fn dynamo_model_that_changes_its_card_is_followed_as_it_is() {
         let before = digest(&grid.known().await.unwrap());
         let site = grid.site("fra");
         site.change_workers(size, template).await.unwrap();
-        let new =
-            |known: &Known, told| digest(known) != before && known.complete("fra") && told > 0;
+        let changed = |known: &Known| digest(known) != before;
+        ask_through(&mut grid, &mut number, changed).await;
+        let new = |known: &Known, told| changed(known) && known.complete("fra") && told > 0;
         ask_until(&grid, &mut number, new).await;
         ask_exactly(&mut grid, &mut number, 12).await;
     }
@@ -114,6 +147,7 @@ async fn dynamo_model_that_changes_its_card_is_followed_as_it_is() {
         .unwrap();
     let without = grid.models().await.unwrap();
     grid.site("fra").start_workers().unwrap();
+    until_heard(&grid, |known| known.complete("fra")).await;
     ask_until(&grid, &mut number, |known, told| {
         known.complete("fra") && told > 0
     })
@@ -176,24 +210,18 @@ async fn dynamo_endpoints_of_one_model_are_a_pool_each() {
     };
     let mut grid = one_site(&dynamo, |options| options.others = vec![other]).await;
     grid.site("fra").start_other(0).unwrap();
-    // What a worker tells before the relay hears it is told once and for nobody.
     let two = |known: &Known| {
         let pools = &known.site("fra").unwrap().pools;
         pools.len() == 2 && pools.iter().all(|pool| pool.completeness == "whole")
     };
-    grid.until("both are known", PATIENCE, two).await.unwrap();
+    until_heard(&grid, two).await;
 
-    // Dynamo's frontend takes an endpoint by chance, at times one for good; what is cached at one
-    // is not at the other.
+    // Dynamo's frontend takes an endpoint by chance, and what is cached at one is not at the other.
     let question = chat(0);
     let (mut missed, mut hits) = (0, 0);
-    let told_blocks = |known: &Known| {
-        let pools = &known.site("fra").unwrap().pools;
-        pools.iter().map(|pool| pool.blocks).sum::<u64>()
-    };
     for number in 0..40 {
         let least = if number < 2 { 0 } else { 4 };
-        let known = |known: &Known| told_blocks(known) >= least;
+        let known = |known: &Known| known.blocks("fra") >= least;
         grid.until("the first is told", PATIENCE, known)
             .await
             .unwrap();
@@ -203,7 +231,10 @@ async fn dynamo_endpoints_of_one_model_are_a_pool_each() {
         missed += usize::from(told > 0 && cached == 0);
         hits += usize::from(told > 0 && cached == told);
     }
+    let known = grid.known().await.unwrap();
 
+    let pools = &known.site("fra").unwrap().pools;
+    assert!(pools.iter().all(|pool| pool.blocks > 0), "{pools:#?}");
     assert!(
         missed <= 2,
         "each endpoint has it after it was asked: {missed}"
