@@ -120,14 +120,22 @@ impl LoadTracker {
     fn model(&self, model: ModelId) -> ModelLoad {
         let range = (model, 0, 0)..=(model, u64::MAX, u32::MAX);
         let engines: Vec<&EngineLoad> = self.engines.range(range).map(|(_, part)| part).collect();
+        let gateway = self.sum_gateways(model, None);
+        let now = gateway.as_ref().map(|sum| sum.at);
         ModelLoad {
             model,
-            engines: self.sum_engines(model, &engines),
-            gateway: self.sum_gateways(model, None),
+            engines: self.sum_engines(model, &engines, now),
+            gateway,
         }
     }
 
-    fn sum_engines(&self, model: ModelId, parts: &[&EngineLoad]) -> Option<EngineSum> {
+    /// The engine parts; `now` is when relays reported last.
+    fn sum_engines(
+        &self,
+        model: ModelId,
+        parts: &[&EngineLoad],
+        now: Option<Instant>,
+    ) -> Option<EngineSum> {
         let parts = chosen(parts);
         let parts = parts.as_slice();
         let at = parts.iter().map(|part| part.at).min()?;
@@ -145,7 +153,6 @@ impl LoadTracker {
         // some that no engine has may wait before them, in the site's own router.
         let waits = tokens.or(waiting.filter(|waiting| *waiting == 0).map(u64::from));
         let seen = waits.filter(|_| requests >= gateway.in_flight);
-        let now = self.sum_gateways(model, None).map(|sum| sum.at);
         let recent = now.is_none_or(|now| now.saturating_since(scraped) <= BEGUN_COUNTS);
         let begun = seen.filter(|_| recent).map(|waits| {
             let begun = gateway.queued_tokens.saturating_sub(waits);
@@ -224,17 +231,12 @@ impl RelayPart {
 
     fn least_queued(&self, model: ModelId, since: Instant) -> u64 {
         let reports = self.reports.iter().filter(|(at, _)| *at >= since);
-        let queued = |(_, gateway): &(Instant, Vec<(ModelId, GatewayLoad)>)| {
-            let listed = gateway.iter().find(|(listed, _)| *listed == model);
-            listed.map_or(0, |(_, load)| load.queued_tokens)
-        };
+        let queued = reports.map(|(_, gateway)| listed(gateway, model).queued_tokens);
         // Where nothing was told since, what was told last still holds.
-        reports.map(queued).min().unwrap_or(u64::MAX)
+        queued.min().unwrap_or(u64::MAX)
     }
 
     /// The newest report, or the one nearest to `then`.
-    ///
-    /// A relay that reports but does not list the model has none of it in flight.
     fn load_of(&self, model: ModelId, then: Option<Instant>) -> Option<(Instant, GatewayLoad)> {
         let (at, gateway) = match then {
             None => self.reports.back(),
@@ -243,12 +245,15 @@ impl RelayPart {
                 .iter()
                 .min_by_key(|(at, _)| at.saturating_since(then) + then.saturating_since(*at)),
         }?;
-        let listed = gateway.iter().find(|(listed, _)| *listed == model);
-        Some((
-            *at,
-            listed.map_or_else(GatewayLoad::default, |(_, load)| *load),
-        ))
+        Some((*at, listed(gateway, model)))
     }
+}
+
+/// A model's part of a report. A relay that reports but does not list the model has none of it
+/// in flight.
+fn listed(gateway: &[(ModelId, GatewayLoad)], model: ModelId) -> GatewayLoad {
+    let listed = gateway.iter().find(|(listed, _)| *listed == model);
+    listed.map_or_else(GatewayLoad::default, |(_, load)| *load)
 }
 
 /// Two relays' word on one scrape may differ in what they could read; whose comes last must
