@@ -65,6 +65,11 @@ enum Phase {
     },
 }
 
+impl Phase {
+    /// Nothing was measured yet.
+    const RISING: Self = Self::Rising { best: 0, flat: 0 };
+}
+
 /// What happened since the round began.
 #[derive(Clone, Copy, Debug)]
 struct Round {
@@ -176,13 +181,13 @@ impl Path {
         if persistent {
             *self = Self::new(self.limits, now);
             // What it is to begin with has just proved too much.
-            self.phase = Phase::Rising { best: 0, flat: 0 };
+            self.phase = Phase::RISING;
             return;
         }
         let marked = if bytes == 0 { FEW_LOST + 1 } else { 0 };
         self.round.lost += bytes + marked;
         if self.phase == Phase::Unknown {
-            self.phase = Phase::Rising { best: 0, flat: 0 };
+            self.phase = Phase::RISING;
         }
         // A queue that has overflown is not filled until the round ends.
         if self.round.lost > FEW_LOST * 4
@@ -194,9 +199,8 @@ impl Path {
     }
 
     fn begin(&mut self, now: Instant) {
-        let start = over(self.limits.start, self.shortest());
-        self.phase = Phase::Rising { best: 0, flat: 0 };
-        self.set_window(start.clamp(MIN_WINDOW, MAX_START));
+        self.phase = Phase::RISING;
+        self.set_window(first_window(self.limits.start, self.shortest()));
         self.round = Round::new(now);
     }
 
@@ -309,6 +313,11 @@ impl Path {
     fn shortest(&self) -> Duration {
         self.round_trip.get().unwrap_or(Duration::ZERO)
     }
+}
+
+/// What a fresh connection may have under way: what its start rate makes in a round trip.
+pub(super) fn first_window(bytes_per_second: u64, round_trip: Duration) -> u64 {
+    over(bytes_per_second, round_trip).clamp(MIN_WINDOW, MAX_START)
 }
 
 /// What a rate makes in a time.

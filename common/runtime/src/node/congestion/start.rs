@@ -7,16 +7,15 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::rate::MIN_WINDOW;
 use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{
     Controller, ControllerFactory, ControllerMetrics, Cubic, CubicConfig,
 };
 
-/// More in flight on an unknown path is a gamble at any rate.
-const MAX_WINDOW: u64 = 4 << 20;
+use super::bytes_per_second;
+use super::rate::{MIN_WINDOW, first_window};
 
 /// Makes controllers that start at a rate.
 #[derive(Clone, Copy, Debug)]
@@ -27,14 +26,8 @@ pub(in crate::node) struct StartRate {
 impl StartRate {
     pub(in crate::node) fn mbit(rate: u32) -> Self {
         Self {
-            bytes_per_second: u64::from(rate) * 1_000_000 / 8,
+            bytes_per_second: bytes_per_second(rate),
         }
-    }
-
-    fn window(self, rtt: Duration) -> u64 {
-        let micros = u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX);
-        let bytes = self.bytes_per_second.saturating_mul(micros) / 1_000_000;
-        bytes.clamp(MIN_WINDOW, MAX_WINDOW)
     }
 }
 
@@ -77,7 +70,11 @@ impl Controller for Started {
         rtt: &RttEstimator,
     ) {
         if let Some(start) = self.start.take() {
-            self.cubic = cubic(start.window(rtt.get()), now, self.mtu);
+            self.cubic = cubic(
+                first_window(start.bytes_per_second, rtt.get()),
+                now,
+                self.mtu,
+            );
         }
         self.cubic.on_ack(now, sent, bytes, app_limited, rtt);
     }
@@ -134,16 +131,6 @@ impl Controller for Started {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_first_window_is_rate_times_round_trip_within_bounds() {
-        let start = StartRate::mbit(80);
-
-        assert_eq!(start.window(Duration::from_millis(239)), 2_390_000);
-        assert_eq!(start.window(Duration::from_millis(4)), 40_000);
-        assert_eq!(start.window(Duration::from_micros(100)), MIN_WINDOW);
-        assert_eq!(start.window(Duration::from_secs(9)), MAX_WINDOW);
-    }
 
     #[test]
     fn a_loss_before_the_first_round_trip_takes_the_start_away() {

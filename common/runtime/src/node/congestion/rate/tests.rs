@@ -257,6 +257,16 @@ const FAR: Duration = Duration::from_millis(239);
 const NEAR: Duration = Duration::from_millis(4);
 
 #[test]
+fn the_first_window_is_rate_times_round_trip_within_bounds() {
+    let window = |round_trip| first_window(10_000_000, round_trip);
+
+    assert_eq!(window(Duration::from_millis(239)), 2_390_000);
+    assert_eq!(window(Duration::from_millis(4)), 40_000);
+    assert_eq!(window(Duration::from_micros(100)), MIN_WINDOW);
+    assert_eq!(window(Duration::from_secs(9)), MAX_START);
+}
+
+#[test]
 fn a_long_path_is_filled_in_spite_of_single_losses() {
     for loss in [0.0, 0.001, 0.01] {
         let mut world = World::new(200, FAR, 4 << 20, loss);
