@@ -9,6 +9,7 @@ use std::num::NonZeroU32;
 use kvgrid_core::load::{EngineLoad, Extent};
 use kvgrid_core::{Instant, ModelId, ModelName};
 
+use super::approximate;
 use super::exposition::{Sample, samples};
 use super::names::{self, Figure, Speaker};
 
@@ -273,12 +274,6 @@ fn share(value: f64) -> Option<f32> {
     )]
     let share = value as f32;
     (value >= 0.0).then(|| share.min(1.0))
-}
-
-fn approximate(count: u64) -> f64 {
-    #[allow(clippy::cast_precision_loss, reason = "a share needs no more digits")]
-    let count = count as f64;
-    count
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use kvgrid_core::load::{EngineLoad, Extent};
 use kvgrid_core::replication::Completeness;
 use kvgrid_core::{Instant, ModelId};
 
+use super::approximate;
 use super::engine::Page;
 use crate::discovery::WorkerRank;
 use crate::pools::PoolReport;
@@ -29,7 +30,7 @@ pub(super) type Read = (u64, Instant, Page);
 pub(super) struct Known<'a> {
     pub(super) pages: &'a [Read],
     /// What workers say themselves, by model.
-    pub(super) usage: &'a [(ModelId, Usage)],
+    pub(super) usage: &'a [(ModelId, &'a Usage)],
     pub(super) pools: &'a [PoolReport],
     /// Requests that each rank computes at once, where nobody tells.
     pub(super) rank_requests: Option<u32>,
@@ -47,7 +48,7 @@ impl Known<'_> {
 
     fn of_model(&self, model: ModelId, now: Instant) -> Vec<EngineLoad> {
         let usage = self.usage.iter().find(|(of, _)| *of == model);
-        let usage = usage.map(|(_, usage)| usage);
+        let usage = usage.map(|(_, usage)| *usage);
         let own = usage.and_then(|usage| usage.rank_loads(model, now));
         let pages = || self.pages.iter();
         let told = || pages().flat_map(|(of, at, page)| page.rank_loads(model, (*of, *at)));
@@ -219,12 +220,6 @@ fn add(sum: EngineLoad, load: EngineLoad) -> EngineLoad {
         kv_tokens: both_large(sum.kv_tokens, load.kv_tokens),
         ..sum
     }
-}
-
-fn approximate(count: u64) -> f64 {
-    #[allow(clippy::cast_precision_loss, reason = "a share needs no more digits")]
-    let count = count as f64;
-    count
 }
 
 #[cfg(test)]

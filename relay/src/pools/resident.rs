@@ -11,7 +11,6 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use kvgrid_core::Instant;
-use kvgrid_core::replication::Completeness;
 use kvgrid_core::residency::{Copies, ResidencyStats};
 use tracing::warn;
 
@@ -265,7 +264,7 @@ impl Holdings for Resident {
             tier: self.owner.tier,
             block_size: self.block_size(),
             stats: self.past,
-            completeness: Completeness::Partial,
+            completeness: self.knowledge.completeness(now),
             told: None,
             feeds: FeedState::counted(&self.feeds),
             batches: 0,
@@ -281,7 +280,6 @@ impl Holdings for Resident {
             ready: None,
             eviction_age: None,
         };
-        report.completeness = self.knowledge.completeness(now);
         for part in self.all() {
             part.add_to(&mut report, now);
         }

@@ -24,7 +24,7 @@ fn at(seconds: u64) -> Instant {
 }
 
 /// What is known by these pages, each of the worker of that number, and these workers' word.
-fn engines(pages: &[(u64, &str)], usage: Usage, rank_requests: Option<u32>) -> Vec<EngineLoad> {
+fn engines(pages: &[(u64, &str)], usage: &Usage, rank_requests: Option<u32>) -> Vec<EngineLoad> {
     let read = |(worker, text): &(u64, &str)| (*worker, at(10), Page::parse(text));
     let pages: Vec<_> = pages.iter().map(read).collect();
     let known = Known {
@@ -45,7 +45,7 @@ fn steps_count_before_pages_and_pages_fill_in_what_they_leave_out() {
         sglang:kv_evictable_tokens{model_name=\"m\"} 400\n\
         sglang:max_total_num_tokens{model_name=\"m\"} 1600\n";
 
-    let [load] = engines(&[(7, page), (1, FRONTEND)], usage.0, None)[..] else {
+    let [load] = engines(&[(7, page), (1, FRONTEND)], &usage.0, None)[..] else {
         panic!("one rank");
     };
 
@@ -59,7 +59,7 @@ fn steps_count_before_pages_and_pages_fill_in_what_they_leave_out() {
 fn pages_count_where_a_rank_tells_no_steps_with_the_size_from_its_card() {
     let usage = usage_of(2, 1).step(7, 0, at(10), (4, 1, 900));
 
-    let [load] = engines(&[(7, ENGINE), (1, FRONTEND)], usage.0, None)[..] else {
+    let [load] = engines(&[(7, ENGINE), (1, FRONTEND)], &usage.0, None)[..] else {
         panic!("the one page");
     };
 
@@ -72,7 +72,7 @@ fn pages_count_where_a_rank_tells_no_steps_with_the_size_from_its_card() {
 fn a_frontends_page_counts_last_and_the_sizes_are_the_cards() {
     let usage = usage_of(2, 2).used(7, 0, 25).used(8, 1, 75);
 
-    let [load] = engines(&[(1, FRONTEND)], usage.0, None)[..] else {
+    let [load] = engines(&[(1, FRONTEND)], &usage.0, None)[..] else {
         panic!("one part");
     };
 
@@ -86,7 +86,7 @@ fn a_frontends_page_counts_last_and_the_sizes_are_the_cards() {
 #[test]
 fn a_rank_computes_as_many_requests_as_a_frontend_or_else_the_configuration_says() {
     let requests = |pages: &[(u64, &str)], configured| {
-        let loads = engines(pages, Usage::default(), configured);
+        let loads = engines(pages, &Usage::default(), configured);
         loads[0].max_requests
     };
 
@@ -99,7 +99,7 @@ fn a_rank_computes_as_many_requests_as_a_frontend_or_else_the_configuration_says
 fn use_without_requests_is_no_idle_engine() {
     let usage = usage_of(1, 1).used(7, 0, 10);
 
-    assert_eq!(engines(&[], usage.0, None), []);
+    assert_eq!(engines(&[], &usage.0, None), []);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn of_many_ranks_the_sum_is_told_and_what_one_leaves_out_is_unknown() {
         usage = usage.step(7, rank, at(10), (3, 1, 10));
     }
 
-    let [sum] = engines(&[], usage.0, None)[..] else {
+    let [sum] = engines(&[], &usage.0, None)[..] else {
         panic!("one part");
     };
 
