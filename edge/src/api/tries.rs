@@ -3,10 +3,11 @@
 //! Until the first byte of an answer has come, nothing was told to the client, and another
 //! site can be asked instead: when a site can't be reached, breaks off, says that it is
 //! overloaded or down, or doesn't have the model after all. If no other takes it either, the
-//! client gets what the last of those said that were overloaded or down. Each relay is asked once, at most
-//! two of a site, and no other of it where the answer holds for the whole site. A site that only takes its
-//! time is not replaced: the next one would be asked to do the same work while the first one
-//! goes on with it.
+//! client gets what the last of those said that were overloaded or down.
+//!
+//! Each relay is asked once, at most two of a site, and no other of it where the answer holds
+//! for the whole site. A site that only takes its time is not replaced: the next one would be
+//! asked to do the same work while the first one goes on with it.
 
 use std::collections::BTreeMap;
 

@@ -63,7 +63,10 @@ impl Collector for Grid {
 }
 
 /// Values with their labels.
-pub(super) type Values = Vec<(Vec<(&'static str, String)>, f64)>;
+pub(super) type Values = Vec<(Labels, f64)>;
+
+/// What a gauge is of.
+pub(super) type Labels = Vec<(&'static str, String)>;
 
 fn alive(view: &GridView) -> Values {
     let value = |site: &SiteView| (vec![("site", site.site.to_string())], truth(site.alive));

@@ -6,7 +6,7 @@ use kvgrid_core::load::{EngineSum, ModelLoad};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
-use super::grid::{Page, Values, count};
+use super::grid::{Labels, Page, Values, count};
 use crate::route::Router;
 
 /// Reads the loads that decisions go by.
@@ -67,8 +67,11 @@ const SHOWN: [Shown; 8] = [
 impl Collector for SiteLoads {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut page = Page(encoder);
+        let loads = self.loads();
         for (name, help, value) in SHOWN {
-            page.gauge((name, help, None), &self.values(value))?;
+            let value = |(labels, load): &(Labels, ModelLoad)| Some((labels.clone(), value(load)?));
+            let values: Values = loads.iter().filter_map(value).collect();
+            page.gauge((name, help, None), &values)?;
         }
         Ok(())
     }
@@ -76,20 +79,20 @@ impl Collector for SiteLoads {
 
 impl SiteLoads {
     /// Of models that sites' catalogs name.
-    fn values(&self, value: fn(&ModelLoad) -> Option<f64>) -> Values {
-        let mut values = Values::new();
+    fn loads(&self) -> Vec<(Labels, ModelLoad)> {
+        let mut loads = Vec::new();
         for site in self.0.view().sites() {
             for load in self.0.fresh_load(site) {
-                if let (Some(model), Some(value)) = (site.model(load.model), value(&load)) {
+                if let Some(model) = site.model(load.model) {
                     let labels = vec![
                         ("site", site.site.to_string()),
                         ("model", model.name.to_string()),
                     ];
-                    values.push((labels, value));
+                    loads.push((labels, load));
                 }
             }
         }
-        values
+        loads
     }
 }
 
