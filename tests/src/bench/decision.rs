@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvgrid_core::block::{BlockHash, ChainHash, HashSeed};
-use kvgrid_core::filter::{Geometry, Reader, Target, depths};
+use kvgrid_core::filter::{Geometry, MixKey, Reader, Target, depths};
 use kvgrid_core::routing::{Breakers, Chains, Inflight, Local, Policy, RouteRequest, decide};
 use kvgrid_core::{Instant, ModelName};
 use rand::SeedableRng as _;
@@ -142,12 +142,8 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// The search alone, of a prompt that is hashed already.
     fn search(&self, group: &Group) -> anyhow::Result<()> {
-        let (key, mut targets) = (key(), Vec::new());
-        targets.extend(self.readers.iter().map(|reader| Target {
-            reader,
-            key: &key,
-            closed: true,
-        }));
+        let key = key();
+        let targets = self.targets(&key);
         let ns = self.median_ns(group, |prompt| {
             black_box(depths(&targets, &prompt.chain));
         });
@@ -159,12 +155,8 @@ impl Bench<'_> {
 
     /// The search of a prompt whose blocks are yet to be chained, which is what a peer is given.
     fn search_from_blocks(&self, group: &Group, peer: Option<f64>) -> anyhow::Result<()> {
-        let (key, mut targets) = (key(), Vec::new());
-        targets.extend(self.readers.iter().map(|reader| Target {
-            reader,
-            key: &key,
-            closed: true,
-        }));
+        let key = key();
+        let targets = self.targets(&key);
         let ns = self.median_ns(group, |prompt| {
             black_box(depths(&targets, &chained(&prompt.blocks)));
         });
@@ -216,6 +208,16 @@ impl Bench<'_> {
         }
     }
 
+    /// What a search looks into.
+    fn targets<'a>(&'a self, key: &'a MixKey) -> Vec<Target<'a>> {
+        let target = |reader| Target {
+            reader,
+            key,
+            closed: true,
+        };
+        self.readers.iter().map(target).collect()
+    }
+
     /// The middle of the nanoseconds that some work takes for a prompt.
     fn median_ns(&self, group: &Group, mut work: impl FnMut(&Prompt)) -> f64 {
         let mut each = Vec::new();
@@ -231,15 +233,7 @@ impl Bench<'_> {
 
     fn errors(&self, groups: &[Group]) -> Errors {
         let key = key();
-        let targets: Vec<_> = self
-            .readers
-            .iter()
-            .map(|reader| Target {
-                reader,
-                key: &key,
-                closed: true,
-            })
-            .collect();
+        let targets = self.targets(&key);
         let mut errors = Errors::default();
         for prompt in groups.iter().flat_map(|group| &group.prompts) {
             let found = depths(&targets, &prompt.chain);

@@ -15,7 +15,7 @@ use kvgrid_sim::{Output, Request, RequestId, Site, SiteConfig, Timing};
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-use crate::bench::figure::{Better, Figure};
+use crate::bench::figure::Figure;
 
 const BLOCK: u32 = 16;
 /// Conversations, each of which some client comes back to.
@@ -42,16 +42,7 @@ pub(super) fn run(quick: bool) -> anyhow::Result<()> {
             run.aged.mean().abs(),
         ),
     ] {
-        Figure {
-            bench: "eviction",
-            metric,
-            value,
-            unit: "tokens",
-            better: Better::Less,
-            bound: None,
-            peer: None,
-        }
-        .print()?;
+        Figure::less("eviction", metric, value, "tokens").print()?;
     }
     Ok(())
 }

@@ -28,19 +28,6 @@ pub(super) struct Figure<'a> {
     pub(super) peer: Option<f64>,
 }
 
-impl Figure<'_> {
-    pub(super) fn print(&self) -> anyhow::Result<()> {
-        let line = serde_json::to_string(self)?;
-        Ok(writeln!(std::io::stdout().lock(), "{line}")?)
-    }
-}
-
-/// The middle of some values.
-pub(super) fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
 impl<'a> Figure<'a> {
     /// A figure that had better be small.
     pub(super) const fn less(bench: &'a str, metric: &'a str, value: f64, unit: &'a str) -> Self {
@@ -68,4 +55,16 @@ impl<'a> Figure<'a> {
         self.bound = Some(bound);
         self
     }
+
+    /// Writes the line.
+    pub(super) fn print(&self) -> anyhow::Result<()> {
+        let line = serde_json::to_string(self)?;
+        Ok(writeln!(std::io::stdout().lock(), "{line}")?)
+    }
+}
+
+/// The middle of some values.
+pub(super) fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }

@@ -10,6 +10,7 @@ use kvgrid_core::{EdgeId, Region, RelayId, SiteId};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
+use super::fed::FedSite;
 use crate::client::Client;
 use crate::harness::Known;
 use crate::harness::config::{self, Seeds};
@@ -145,6 +146,20 @@ impl BenchEdge {
             sleep(LOOK).await;
         }
         Ok(())
+    }
+
+    /// Waits until it finds all that these sites, by their names, have published.
+    pub(super) async fn until_applied<'a>(
+        &self,
+        sites: impl IntoIterator<Item = (&'a str, &'a FedSite)> + Clone,
+    ) -> Result<()> {
+        let applied = |known: &Known| {
+            sites.clone().into_iter().all(|(name, site)| {
+                let mut last = site.last_messages();
+                last.all(|(publisher, message)| known.applied_of(name, publisher, message))
+            })
+        };
+        self.until("all messages are applied", applied).await
     }
 
     fn admin_url(&self) -> String {

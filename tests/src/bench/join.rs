@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use crate::bench::figure::{Better, Figure, median};
+use crate::bench::figure::{Figure, median};
 use crate::harness::{Conversation, Grid, GridPlan};
 
 const SITES: [&str; 8] = ["s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8"];
@@ -21,16 +21,9 @@ const PATHS: [(u64, &str, f64); 2] = [
 pub(super) async fn run(quick: bool, program: &Path) -> anyhow::Result<()> {
     for (round_trip, metric, bound) in PATHS {
         let mut seconds = measure(round_trip, if quick { 1 } else { 5 }, program).await?;
-        Figure {
-            bench: "join",
-            metric,
-            value: median(&mut seconds),
-            unit: "s",
-            better: Better::Less,
-            bound: Some(bound),
-            peer: None,
-        }
-        .print()?;
+        Figure::less("join", metric, median(&mut seconds), "s")
+            .within(bound)
+            .print()?;
     }
     Ok(())
 }

@@ -10,9 +10,10 @@ use tokio::time::Instant;
 
 use crate::bench::cpu::resident_bytes;
 use crate::bench::fed::FedSite;
-use crate::bench::figure::{Better, Figure, median};
+use crate::bench::figure::{Figure, median};
 use crate::bench::ground::Ground;
 
+const BENCH: &str = "publishers";
 const PUBLISHERS: usize = 2_000;
 /// Blocks that a worker has.
 const BLOCKS: u64 = 500;
@@ -39,36 +40,16 @@ pub(super) async fn run(quick: bool, program: &Path) -> Result<()> {
     let events = (rounds * PUBLISHERS) as f64;
     let p50 = median(&mut late);
     let p99 = late.get(late.len() * 99 / 100).copied();
-    for (metric, value, unit, better, bound) in [
-        ("descriptors", descriptors, "files", Better::Less, None),
-        ("memory", memory, "MiB", Better::Less, None),
-        (
-            "events_lost",
-            lost as f64,
-            "events",
-            Better::Less,
-            Some(0.0),
-        ),
-        ("events", events / seconds, "events/s", Better::More, None),
-        ("event_to_filter_p50", p50, "ms", Better::Less, None),
-        (
-            "event_to_filter_p99",
-            p99.unwrap_or(f64::NAN),
-            "ms",
-            Better::Less,
-            None,
-        ),
+    let less = |metric, value, unit| Figure::less(BENCH, metric, value, unit);
+    for figure in [
+        less("descriptors", descriptors, "files"),
+        less("memory", memory, "MiB"),
+        less("events_lost", lost as f64, "events").within(0.0),
+        Figure::more(BENCH, "events", events / seconds, "events/s"),
+        less("event_to_filter_p50", p50, "ms"),
+        less("event_to_filter_p99", p99.unwrap_or(f64::NAN), "ms"),
     ] {
-        Figure {
-            bench: "publishers",
-            metric,
-            value,
-            unit,
-            better,
-            bound,
-            peer: None,
-        }
-        .print()?;
+        figure.print()?;
     }
     Ok(())
 }

@@ -14,9 +14,10 @@ use kvgrid_core::replication::{Epoch, Publisher, PublisherConfig, Replacement};
 use kvgrid_core::residency::{Copies, PoolOp, Residency, ResidencyConfig};
 
 use crate::bench::cpu::{resident_bytes, thread_time};
-use crate::bench::figure::{Better, Figure};
+use crate::bench::figure::Figure;
 use crate::bench::prompts::Prompts;
 
+const BENCH: &str = "relay";
 const WORKERS: u64 = 8;
 /// Entries worked on in one go, as the relay does; between two goes it does what else is due.
 const STEP: usize = 1024;
@@ -187,27 +188,20 @@ fn tell(publisher: &mut Publisher, change: PoolOp) {
 
 fn rate(metric: &str, spent: &Spent) -> Result<()> {
     let value = spent.blocks as f64 / spent.time.as_secs_f64();
-    figure(metric, value, "blocks/s", Better::More, RATE)
+    Figure::more(BENCH, metric, value, "blocks/s")
+        .within(RATE)
+        .print()
 }
 
 fn stall(metric: &str, spent: &Spent) -> Result<()> {
     let value = spent.longest.as_secs_f64() * 1_000.0;
-    figure(metric, value, "ms", Better::Less, STALL_MS)
+    Figure::less(BENCH, metric, value, "ms")
+        .within(STALL_MS)
+        .print()
 }
 
 fn bytes(metric: &str, value: f64) -> Result<()> {
-    figure(metric, value, "bytes", Better::Less, ENTRY_BYTES)
-}
-
-fn figure(metric: &str, value: f64, unit: &str, better: Better, bound: f64) -> Result<()> {
-    Figure {
-        bench: "relay",
-        metric,
-        value,
-        unit,
-        better,
-        bound: Some(bound),
-        peer: None,
-    }
-    .print()
+    Figure::less(BENCH, metric, value, "bytes")
+        .within(ENTRY_BYTES)
+        .print()
 }

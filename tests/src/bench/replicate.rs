@@ -13,12 +13,12 @@ use tokio::time::Instant;
 
 use crate::bench::cpu::process_time;
 use crate::bench::fed::FedSite;
-use crate::bench::figure::{Better, Figure, median};
-use crate::bench::ground::{BenchEdge, Ground};
+use crate::bench::figure::{Figure, median};
+use crate::bench::ground::Ground;
 use crate::bench::prompts::Prompts;
-use crate::harness::Known;
 use crate::link::LinkProperties;
 
+const BENCH: &str = "replicate";
 const SITE: &str = "fra";
 const WORKERS: usize = 4;
 const RATE: f64 = 1_000_000.0;
@@ -56,7 +56,9 @@ pub(super) async fn run(quick: bool, program: &Path) -> Result<()> {
     }
     if let [near, far] = rates[..] {
         let share = far / near;
-        figure("rate_239_ms_by_4_ms", share, "", Better::More, FAR_SHARE)?;
+        Figure::more(BENCH, "rate_239_ms_by_4_ms", share, "")
+            .within(FAR_SHARE)
+            .print()?;
     }
     Ok(())
 }
@@ -80,7 +82,7 @@ async fn measure(size: &Size, round_trip: u64, program: &Path) -> Result<f64> {
         let before = (process_time(relay)?, process_time(at_edge)?);
         let begun = Instant::now();
         site.publish_prompts(&mut prompts, size.blocks).await?;
-        until_searchable(&site, &edge).await?;
+        edge.until_applied([(SITE, &site)]).await?;
         let seconds = begun.elapsed().as_secs_f64();
         let blocks = size.blocks as f64;
         let spent = |process, before: Duration| -> Result<f64> {
@@ -92,68 +94,33 @@ async fn measure(size: &Size, round_trip: u64, program: &Path) -> Result<f64> {
     }
     let name = |what: &str| format!("{what}_{round_trip}_ms");
     let rate = median(&mut by_clock);
-    figure(&name("rate"), rate, "blocks/s", Better::More, RATE)?;
-    let unit = "blocks/CPU s";
-    figure(
-        &name("rate_relay"),
-        median(&mut by_relay),
-        unit,
-        Better::More,
-        RATE,
-    )?;
-    figure(
-        &name("rate_edge"),
-        median(&mut by_edge),
-        unit,
-        Better::More,
-        RATE,
-    )?;
+    for (what, value, unit) in [
+        ("rate", rate, "blocks/s"),
+        ("rate_relay", median(&mut by_relay), "blocks/CPU s"),
+        ("rate_edge", median(&mut by_edge), "blocks/CPU s"),
+    ] {
+        Figure::more(BENCH, &name(what), value, unit)
+            .within(RATE)
+            .print()?;
+    }
 
     let one_way = round_trip as f64 / 2.0;
     let mut late = Vec::new();
     for sample in 0..size.samples {
         let begun = Instant::now();
         site.publish_block(sample % WORKERS).await?;
-        until_searchable(&site, &edge).await?;
+        edge.until_applied([(SITE, &site)]).await?;
         late.push(begun.elapsed().as_secs_f64() * 1_000.0 - one_way);
     }
     let p50 = median(&mut late);
     let p99 = late[(late.len() * 99).div_ceil(100) - 1];
-    figure(
-        &name("event_to_searchable_p50"),
-        p50,
-        "ms",
-        Better::Less,
-        LATE_MS,
-    )?;
-    figure(
-        &name("event_to_searchable_p99"),
-        p99,
-        "ms",
-        Better::Less,
-        LATE_MS,
-    )?;
-    Ok(rate)
-}
-
-/// Waits until the edge finds all that was published.
-async fn until_searchable(site: &FedSite, edge: &BenchEdge) -> Result<()> {
-    let applied = |known: &Known| {
-        let mut last = site.last_messages();
-        last.all(|(publisher, message)| known.applied_of(SITE, publisher, message))
-    };
-    edge.until("all messages are applied", applied).await
-}
-
-fn figure(metric: &str, value: f64, unit: &str, better: Better, bound: f64) -> Result<()> {
-    Figure {
-        bench: "replicate",
-        metric,
-        value,
-        unit,
-        better,
-        bound: Some(bound),
-        peer: None,
+    for (what, value) in [
+        ("event_to_searchable_p50", p50),
+        ("event_to_searchable_p99", p99),
+    ] {
+        Figure::less(BENCH, &name(what), value, "ms")
+            .within(LATE_MS)
+            .print()?;
     }
-    .print()
+    Ok(rate)
 }

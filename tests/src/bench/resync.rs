@@ -17,12 +17,13 @@ use tokio::time::Instant;
 
 use crate::bench::cpu::resident_bytes;
 use crate::bench::fed::FedSite;
-use crate::bench::figure::{Better, Figure};
+use crate::bench::figure::Figure;
 use crate::bench::ground::Ground;
 use crate::bench::prompts::Prompts;
 use crate::harness::Known;
 use crate::link::LinkProperties;
 
+const BENCH: &str = "resync";
 const SITES: usize = 13;
 const WORKERS: usize = 2;
 const LINK_BITS: u64 = 1_000_000_000;
@@ -93,8 +94,8 @@ impl Path13 {
 pub(super) async fn run(quick: bool, program: &Path) -> Result<()> {
     let blocks = if quick { 200_000 } else { 10_000_000 };
     let floor = Floor::measure(blocks)?;
-    figure("cpu_floor", floor.cpu_seconds, "s", None)?;
-    figure("link_time_1_gbit", floor.link_seconds, "s", None)?;
+    Figure::less(BENCH, "cpu_floor", floor.cpu_seconds, "s").print()?;
+    Figure::less(BENCH, "link_time_1_gbit", floor.link_seconds, "s").print()?;
 
     let ground = Ground::new(program)?;
     let mut sites = Vec::new();
@@ -107,15 +108,19 @@ pub(super) async fn run(quick: bool, program: &Path) -> Result<()> {
         sites.push((name, site));
     }
     let (first, _) = resync(&ground, &sites, "first", &PATHS[0]).await?;
-    figure("whole_view_4_ms_first", first, "s", None)?;
+    Figure::less(BENCH, "whole_view_4_ms_first", first, "s").print()?;
     let mut most = 0.0_f64;
     for path in &PATHS {
         let name = path.name();
         let (seconds, memory) = resync(&ground, &sites, &name.replace('_', "-"), path).await?;
-        figure(&name, seconds, "s", Some(path.bound(&floor)))?;
+        Figure::less(BENCH, &name, seconds, "s")
+            .within(path.bound(&floor))
+            .print()?;
         most = most.max(memory);
     }
-    figure("edge_memory", most, "MiB", Some(MEMORY))
+    Figure::less(BENCH, "edge_memory", most, "MiB")
+        .within(MEMORY)
+        .print()
 }
 
 /// Seconds until a new edge has everything, and the MiB that it takes.
@@ -197,17 +202,4 @@ fn rebuild(geometry: Geometry, chunks: &[Vec<u8>]) -> Result<()> {
         writer.replace_chunk(index, &classes)?;
     }
     Ok(())
-}
-
-fn figure(metric: &str, value: f64, unit: &str, bound: Option<f64>) -> Result<()> {
-    Figure {
-        bench: "resync",
-        metric,
-        value,
-        unit,
-        better: Better::Less,
-        bound,
-        peer: None,
-    }
-    .print()
 }

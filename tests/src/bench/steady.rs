@@ -11,12 +11,12 @@ use tokio::time::{Instant, sleep};
 
 use crate::bench::cpu::{process_time, resident_bytes};
 use crate::bench::fed::FedSite;
-use crate::bench::figure::{Better, Figure};
-use crate::bench::ground::{BenchEdge, Ground};
+use crate::bench::figure::Figure;
+use crate::bench::ground::Ground;
 use crate::bench::prompts::Prompts;
-use crate::harness::Known;
 use crate::link::LinkProperties;
 
+const BENCH: &str = "steady";
 const WORKERS: usize = 2;
 /// Blocks stored and removed in a second, at all sites together.
 const CHANGES: f64 = 100_000.0;
@@ -55,6 +55,11 @@ struct Site {
     prompts: Prompts,
 }
 
+/// All sites by their names.
+fn all(sites: &[Site]) -> impl Iterator<Item = (&str, &FedSite)> + Clone {
+    sites.iter().map(|site| (site.name.as_str(), &site.fed))
+}
+
 async fn measure(size: &Size, program: &Path) -> Result<()> {
     let ground = Ground::new(program)?;
     let mut sites = Vec::new();
@@ -74,7 +79,7 @@ async fn measure(size: &Size, program: &Path) -> Result<()> {
     let link = LinkProperties::round_trip(ROUND_TRIP);
     let (_links, entrances) = ground.links("links", &relays, &link, false).await?;
     let edge = ground.edge("eu-1", &entrances).await?;
-    until_all_applied(&sites, &edge).await?;
+    edge.until_applied(all(&sites)).await?;
 
     let process = edge.id()?;
     let before = process_time(process)?;
@@ -83,26 +88,18 @@ async fn measure(size: &Size, program: &Path) -> Result<()> {
     let seconds = begun.elapsed().as_secs_f64();
     let spent = (process_time(process)? - before).as_secs_f64();
     let memory = resident_bytes(process)? as f64 / f64::from(1 << 20);
-    until_all_applied(&sites, &edge).await?;
+    edge.until_applied(all(&sites)).await?;
 
     let name = |what: &str| format!("{what}_{}_sites", size.sites);
     let cores = spent / seconds;
-    figure(
-        &name("edge_cores"),
-        cores,
-        "cores",
-        Better::Less,
-        Some(CORES),
-    )?;
+    Figure::less(BENCH, &name("edge_cores"), cores, "cores")
+        .within(CORES)
+        .print()?;
     let rate = changes as f64 / seconds;
-    figure(
-        &name("changes"),
-        rate,
-        "blocks/s",
-        Better::More,
-        Some(CHANGES * 0.99),
-    )?;
-    figure(&name("edge_memory"), memory, "MiB", Better::Less, None)
+    Figure::more(BENCH, &name("changes"), rate, "blocks/s")
+        .within(CHANGES * 0.99)
+        .print()?;
+    Figure::less(BENCH, &name("edge_memory"), memory, "MiB").print()
 }
 
 /// Lets the sites store and evict for so long; gives how many blocks that were.
@@ -120,28 +117,4 @@ async fn churn(sites: &mut [Site], time: Duration) -> Result<u64> {
         sleep(TICK).await;
     }
     Ok(changes)
-}
-
-/// Waits until the edge finds all that was published.
-async fn until_all_applied(sites: &[Site], edge: &BenchEdge) -> Result<()> {
-    let applied = |known: &Known| {
-        sites.iter().all(|Site { name, fed, .. }| {
-            let mut last = fed.last_messages();
-            last.all(|(publisher, message)| known.applied_of(name, publisher, message))
-        })
-    };
-    edge.until("all messages are applied", applied).await
-}
-
-fn figure(metric: &str, value: f64, unit: &str, better: Better, bound: Option<f64>) -> Result<()> {
-    Figure {
-        bench: "steady",
-        metric,
-        value,
-        unit,
-        better,
-        bound,
-        peer: None,
-    }
-    .print()
 }

@@ -8,7 +8,7 @@ use kvgrid_tests::harness::Conversation;
 
 use crate::prompts::Tokens;
 use crate::traffic::{Traffic, requests};
-use crate::{header, two_sites, two_sites_with};
+use crate::{ask_settled, header, two_sites, two_sites_with};
 
 #[tokio::test]
 async fn dynamo_overlap_is_what_the_site_had_cached() {
@@ -72,7 +72,6 @@ async fn overlap_is_what_the_site_had_cached(test: &str, source: KvSource) {
         options.blocks = 160;
     })
     .await;
-    let names = grid.site_names();
     let tokens = Tokens::new();
     let mut traffic = Traffic::new(2, &tokens);
     let mut places = BTreeSet::new();
@@ -81,14 +80,7 @@ async fn overlap_is_what_the_site_had_cached(test: &str, source: KvSource) {
 
     for number in 0..requests() {
         let question = traffic.next();
-        // Now and then someone past the edge has asked the same.
-        if number % 10 == 9 {
-            let site = grid.site(&names[number / 10 % 2]);
-            let answer = site.post(question.path, &question.body).await.unwrap();
-            assert_eq!(answer.status, StatusCode::OK);
-        }
-        grid.until_applied().await.unwrap();
-        let answer = grid.post(question.path, &question.body).await.unwrap();
+        let answer = ask_settled(&mut grid, number, &question).await;
 
         let said = format!("request {number}: {:?} {:?}", question.kind, answer.headers);
         let prompt = tokens.of(&question);

@@ -8,7 +8,7 @@ use kvgrid_tests::harness::{Conversation, Known};
 
 use crate::prompts::{Tokens, depth, overlap};
 use crate::traffic::{Traffic, requests};
-use crate::{header, two_sites_with};
+use crate::{ask_settled, header, two_sites_with};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -35,20 +35,13 @@ async fn overlap_is_what_was_cached(test: &str, source: KvSource) {
         options.blocks = 16_384;
     })
     .await;
-    let names = grid.site_names();
     let tokens = Tokens::new();
     let mut traffic = Traffic::new(6, &tokens);
     let mut reused = 0;
 
     for number in 0..requests() {
         let question = traffic.next();
-        if number % 10 == 9 {
-            let site = grid.site(&names[number / 10 % 2]);
-            let answer = site.post(question.path, &question.body).await.unwrap();
-            assert_eq!(answer.status, StatusCode::OK);
-        }
-        grid.until_applied().await.unwrap();
-        let answer = grid.post(question.path, &question.body).await.unwrap();
+        let answer = ask_settled(&mut grid, number, &question).await;
 
         let said = format!("request {number}: {:?} {:?}", question.kind, answer.headers);
         let told: Option<u64> = header(&answer, "x-kvgrid-overlap-tokens").parse().ok();
