@@ -16,6 +16,7 @@ mod config;
 mod forward;
 mod metrics;
 mod node;
+mod open;
 mod route;
 mod subscribe;
 

@@ -13,9 +13,10 @@ use kvgrid_core::view::GridView;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
+
+use crate::open::{InFlight, OpenRequests};
 
 pub(crate) use cards::CardMetrics;
 pub(crate) use load::SiteLoads;
@@ -40,7 +41,7 @@ pub(crate) struct Metrics {
     requests: Family<Answered, Counter>,
     passed_over: Family<PassedOver, Counter>,
     broken: Family<Site, Counter>,
-    in_flight: Gauge,
+    open: OpenRequests,
     parity: ParityMetrics,
 }
 
@@ -74,7 +75,7 @@ struct PassedOver {
 
 impl Metrics {
     /// Metrics that count from zero, and the registry that shows them with the view's own.
-    pub(crate) fn new(view: Arc<ArcSwap<GridView>>) -> (Self, Registry) {
+    pub(crate) fn new(view: Arc<ArcSwap<GridView>>, open: OpenRequests) -> (Self, Registry) {
         let metrics = Self {
             decisions: Family::default(),
             // From a microsecond to a quarter of a second.
@@ -86,7 +87,7 @@ impl Metrics {
             requests: Family::default(),
             passed_over: Family::default(),
             broken: Family::default(),
-            in_flight: Gauge::default(),
+            open,
             parity: ParityMetrics::default(),
         };
         let mut registry = Registry::with_prefix("kvgrid_edge");
@@ -144,7 +145,7 @@ impl Metrics {
         registry.register(
             "requests_in_flight",
             "Requests that are being answered",
-            self.in_flight.clone(),
+            self.open.gauge(),
         );
         self.parity.register(registry);
     }
@@ -206,18 +207,7 @@ impl Metrics {
 
     /// Counts a request in; dropping the guard counts it out.
     pub(crate) fn begin(&self) -> InFlight {
-        self.in_flight.inc();
-        InFlight(self.in_flight.clone())
-    }
-}
-
-/// A request that is being answered.
-#[derive(Debug)]
-pub(crate) struct InFlight(Gauge);
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.0.dec();
+        self.open.begin()
     }
 }
 

@@ -27,6 +27,7 @@ use crate::api::{Api, ApiConfig, ApiParts};
 use crate::config::Config;
 use crate::forward::Forwarder;
 use crate::metrics::{CardMetrics, Metrics, SiteLoads, Unmatched};
+use crate::open::OpenRequests;
 use crate::route::{Router, RouterConfig};
 use crate::subscribe::{self, SubscribeConfig};
 
@@ -184,15 +185,17 @@ fn start(
     let clock = Clock::start();
     let cards = Arc::new(Cards::new(cards_config(&config)).map_err(NodeError::System)?);
     let api_config = ApiConfig::of(&config);
+    let open = OpenRequests::default();
     let follow = SubscribeConfig {
         seeds: config.seeds,
         scopes: config.scopes,
         replica: ReplicaConfig::with_keys(vec![Arc::new(key)]),
         backoff: BackoffConfig::default(),
         jitter_seed: luck(),
+        open: open.clone(),
     };
     let grid = subscribe::start(follow, node.clone(), Arc::clone(&cards), clock, tasks);
-    let (metrics, mut registry) = Metrics::new(Arc::clone(&grid.view));
+    let (metrics, mut registry) = Metrics::new(Arc::clone(&grid.view), open);
     registry.register_collector(Box::new(CardMetrics(Arc::clone(&cards))));
     let router = Router::new(
         Arc::clone(&grid.view),

@@ -22,10 +22,13 @@ use tokio::sync::{Notify, watch};
 
 pub(crate) use links::Links;
 
+use crate::open::OpenRequests;
+
 use directory::{Event, Registry, Relays};
 use grid::Grid;
 use relay_state::RelayState;
 
+mod background;
 mod catalog;
 mod dialled;
 mod directory;
@@ -51,6 +54,8 @@ pub(crate) struct SubscribeConfig {
     pub(crate) backoff: BackoffConfig,
     /// Seeds the jitter of those delays.
     pub(crate) jitter_seed: u64,
+    /// To these, what relays send of their caches gives way.
+    pub(crate) open: OpenRequests,
 }
 
 /// What the tasks of all relays share.
@@ -65,6 +70,7 @@ struct Context {
     changed: Arc<Notify>,
     replica: ReplicaConfig,
     backoff: BackoffConfig,
+    open: OpenRequests,
 }
 
 /// Where one relay's task publishes what it knows.
@@ -109,6 +115,7 @@ pub(crate) fn start(
         changed: Arc::clone(&changed),
         replica: config.replica,
         backoff: config.backoff,
+        open: config.open,
     };
     let relays = Relays::default();
     let (registry, directory) = Registry::new(

@@ -156,6 +156,19 @@ impl PeerConnection {
     pub fn close(&self, reason: CloseReason) {
         reason.close(&self.connection);
     }
+
+    /// Lets what this end sends give way to what else is on its path, or no more. A connection
+    /// that goes by losses can't, and goes on as before.
+    pub fn set_background(&self, background: bool) {
+        if let Some(switch) = congestion::Background::of(&self.connection) {
+            switch.set(background);
+        }
+    }
+
+    /// Whether it does.
+    pub fn is_background(&self) -> bool {
+        congestion::Background::of(&self.connection).is_some_and(|switch| switch.get())
+    }
 }
 
 type ByProtocol = BTreeMap<Protocol, Arc<quinn::ServerConfig>>;

@@ -19,7 +19,8 @@ use super::events::EventStream;
 use super::headers;
 use super::tries::{Begun, is_own_word};
 use super::usage::UsageReader;
-use crate::metrics::{InFlight, Metrics};
+use crate::metrics::Metrics;
+use crate::open::InFlight;
 use crate::route::Dispatch;
 
 const SITE: HeaderName = HeaderName::from_static("x-kvgrid-site");

@@ -8,6 +8,7 @@ use kvgrid_core::routing::Refusal;
 use kvgrid_core::view::{CardDigest, CardInfo, ModelView, RelayView, SiteView};
 
 use super::*;
+use crate::open::OpenRequests;
 
 fn relay(name: &str) -> RelayId {
     RelayId::new(&format!("{name}-1")).unwrap()
@@ -49,7 +50,7 @@ fn site(name: &str, rtt_ms: u64) -> SiteView {
 fn router() -> Router {
     let sites = vec![site("fra", 4), site("iad", 90)];
     let view = Arc::new(ArcSwap::from_pointee(GridView::new(sites)));
-    let (metrics, _) = Metrics::new(Arc::clone(&view));
+    let (metrics, _) = Metrics::new(Arc::clone(&view), OpenRequests::default());
     let retry = RetryTable {
         failures: 2,
         breaker_min: Duration::from_secs(3600),

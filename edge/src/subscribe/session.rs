@@ -23,6 +23,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tracing::{debug, info, warn};
 
+use super::background::Background;
 use super::catalog::{self, CatalogError};
 use super::directory::{Directory, Event};
 use super::follow::Follower;
@@ -92,6 +93,7 @@ pub(super) struct Session<'a> {
     cards_asked: BTreeSet<CardDigest>,
     /// Members of a list that goes on.
     members: Vec<(RelayId, Addresses)>,
+    background: Background,
 }
 
 impl<'a> Session<'a> {
@@ -121,6 +123,7 @@ impl<'a> Session<'a> {
             control,
             cards_asked: BTreeSet::new(),
             members: Vec::new(),
+            background: Background::default(),
         };
         // Whichever ends first is the reason; dropping the others stops their readers.
         let end = tokio::select! {
@@ -153,6 +156,10 @@ impl<'a> Session<'a> {
         self.wanted.mark_changed();
         let mut path_ticks = tokio::time::interval(PATH_INTERVAL);
         path_ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut begun = self.context.open.begun();
+        if self.context.open.any() {
+            begun.mark_changed();
+        }
         let stop = self.context.tasks.clone();
         let (view, request) = (
             self.view.connection.clone(),
@@ -166,7 +173,16 @@ impl<'a> Session<'a> {
                 error = view.closed() => return Err(SessionEnd::View(error)),
                 error = request.closed() => return Err(SessionEnd::Request(error)),
                 Ok(()) = self.wanted.changed() => self.follow_pools().await?,
-                _ = path_ticks.tick() => self.publish_path(),
+                Ok(()) = begun.changed() => {
+                    let told = self.background.begin(self.context.clock.now());
+                    self.tell_background(told).await?;
+                }
+                _ = path_ticks.tick() => {
+                    self.publish_path();
+                    let open = self.context.open.any();
+                    let told = self.background.tick(open, self.context.clock.now());
+                    self.tell_background(told).await?;
+                }
                 () = self.context.clock.until(self.memory.poll_timeout()) => {
                     self.memory.handle_timeout(self.context.clock.now());
                     self.send_requests().await?;
@@ -190,6 +206,17 @@ impl<'a> Session<'a> {
         }
         self.publish_memory();
         self.send_requests().await
+    }
+
+    async fn tell_background(&mut self, on: Option<bool>) -> Result<(), SessionEnd> {
+        match on {
+            Some(on) => {
+                let background = v1::Background { on };
+                self.write(v1::edge_frame::Frame::Background(background))
+                    .await
+            }
+            None => Ok(()),
+        }
     }
 
     async fn handle(&mut self, event: Inbound) -> Result<(), SessionEnd> {

@@ -127,14 +127,14 @@ async fn begin(hub: &Hub, edge: &EdgeId, peer: &PeerConnection) -> Result<(), Se
         peer.close(CloseReason::Limit);
         return Ok(());
     }
-    let ended = Session::serve(hub, edge, connection, streams).await;
+    let ended = Session::serve(hub, edge, peer, streams).await;
     hub.0.sessions.leave(edge, connection);
     ended
 }
 
 struct Session {
     hub: Hub,
-    connection: Connection,
+    peer: PeerConnection,
     tasks: JoinSet<Result<(), SessionError>>,
     feeds: BTreeMap<PoolId, Subscribed>,
     chunks: Arc<Semaphore>,
@@ -159,17 +159,17 @@ impl Session {
     async fn serve(
         hub: &Hub,
         edge: &EdgeId,
-        connection: &Connection,
+        peer: &PeerConnection,
         (writer, mut reader): (SendStream, FrameReader),
     ) -> Result<(), SessionError> {
         let (cards, wanted) = mpsc::channel(CARDS_WAITING);
         let mut tasks = JoinSet::new();
         tasks.spawn(control::run(hub.clone(), edge.clone(), writer));
-        tasks.spawn(card::run(hub.clone(), connection.clone(), wanted));
+        tasks.spawn(card::run(hub.clone(), peer.connection.clone(), wanted));
         let now = hub.0.config.clock.now();
         let mut session = Self {
             hub: hub.clone(),
-            connection: connection.clone(),
+            peer: peer.clone(),
             tasks,
             feeds: BTreeMap::new(),
             chunks: Arc::new(Semaphore::new(CHUNKS_UNDER_WAY)),
@@ -215,6 +215,7 @@ impl Session {
                     debug!(%digest, "Too many cards asked for");
                 }
             }
+            Some(Frame::Background(wire)) => self.peer.set_background(wire.on),
             // A second hello changes nothing; what a newer edge may say is not for us.
             Some(Frame::Hello(_)) | None => {}
         }
@@ -234,7 +235,7 @@ impl Session {
                 };
                 let feed = Arc::new(Feed::new(found, subscription, resume));
                 let chunks = Arc::clone(&self.chunks);
-                let running = feed::run(Arc::clone(&feed), self.connection.clone(), chunks);
+                let running = feed::run(Arc::clone(&feed), self.peer.connection.clone(), chunks);
                 let task = self.tasks.spawn(running);
                 let subscribed = Subscribed {
                     id: subscription,

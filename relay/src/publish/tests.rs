@@ -3,7 +3,7 @@
 mod edge;
 
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,7 +19,7 @@ use kvgrid_core::{EdgeId, ModelId, ModelName};
 use kvgrid_proto::frame::CONTROL_LIMIT;
 use kvgrid_proto::v1;
 use kvgrid_runtime::frames::write_frame;
-use kvgrid_runtime::{CloseReason, Node, NodeConfig, Protocol, Tasks};
+use kvgrid_runtime::{CloseReason, Node, NodeConfig, PeerConnection, Protocol, Tasks};
 
 use super::*;
 use crate::load::Prompt;
@@ -58,6 +58,7 @@ struct Relay {
     hub: Hub,
     gateway: Gateway,
     clock: Clock,
+    accepted: Arc<Mutex<Vec<PeerConnection>>>,
 }
 
 impl Relay {
@@ -81,9 +82,12 @@ impl Relay {
             gateway: gateway.clone(),
             clock,
         });
+        let accepted = Arc::new(Mutex::new(Vec::new()));
         let (accepting, serving, sessions) = (node.clone(), hub.clone(), tasks.clone());
+        let taken = Arc::clone(&accepted);
         tasks.spawn("accept", async move {
             while let Some(connection) = accepting.accept().await {
+                taken.lock().unwrap().push(connection.clone());
                 sessions.spawn("session", serve(serving.clone(), connection));
             }
         });
@@ -94,6 +98,7 @@ impl Relay {
             hub,
             gateway,
             clock,
+            accepted,
         }
     }
 
@@ -350,6 +355,22 @@ async fn a_leaving_relay_says_so() {
     early.until(TestEdge::is_told_to_leave).await;
     let mut late = relay.edge("eu-2").await;
     late.until(TestEdge::is_told_to_leave).await;
+}
+
+#[tokio::test]
+async fn what_is_sent_to_an_edge_gives_way_as_long_as_that_says() {
+    let relay = Relay::start();
+    let mut edge = relay.edge("eu-1").await;
+    edge.until(|edge| !edge.loads().is_empty()).await;
+    let connection = relay.accepted.lock().unwrap()[0].clone();
+    assert!(!connection.is_background());
+
+    for on in [true, false] {
+        edge.tell(v1::edge_frame::Frame::Background(v1::Background { on }))
+            .await;
+
+        edge.until(|_| connection.is_background() == on).await;
+    }
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use quinn_proto::RttEstimator;
@@ -50,13 +51,43 @@ fn bytes_per_second(mbit: u32) -> u64 {
 
 impl ControllerFactory for ByRate {
     fn build(self: Arc<Self>, now: Instant, _mtu: u16) -> Box<dyn Controller> {
-        Box::new(Rated(Path::new(self.0, now)))
+        Box::new(Rated {
+            path: Path::new(self.0, now),
+            background: Background::default(),
+        })
+    }
+}
+
+/// Whether a connection gives way to what else is on its path; clones share it. Only one that
+/// goes by the path's rate can.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Background(Arc<AtomicBool>);
+
+impl Background {
+    /// The switch of a connection, if it has one.
+    pub(super) fn of(connection: &quinn::Connection) -> Option<Self> {
+        let controller = connection.congestion_state().into_any();
+        let rated = controller.downcast::<Rated>().ok()?;
+        Some(rated.background)
+    }
+
+    /// From the next acknowledgement on.
+    pub(super) fn set(&self, background: bool) {
+        self.0.store(background, Ordering::Relaxed);
+    }
+
+    /// Whether it gives way.
+    pub(super) fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
     }
 }
 
 /// What quinn asks, answered by what is known of the path.
 #[derive(Clone, Debug)]
-struct Rated(Path);
+struct Rated {
+    path: Path,
+    background: Background,
+}
 
 impl Controller for Rated {
     fn on_ack(
@@ -67,7 +98,8 @@ impl Controller for Rated {
         app_limited: bool,
         _rtt: &RttEstimator,
     ) {
-        self.0.handle_acknowledged(bytes, sent, app_limited, now);
+        self.path.set_background(self.background.get());
+        self.path.handle_acknowledged(bytes, sent, app_limited, now);
     }
 
     fn on_congestion_event(
@@ -77,19 +109,19 @@ impl Controller for Rated {
         is_persistent_congestion: bool,
         lost_bytes: u64,
     ) {
-        self.0
+        self.path
             .handle_lost(lost_bytes, is_persistent_congestion, now);
     }
 
     fn on_mtu_update(&mut self, _new_mtu: u16) {}
 
     fn window(&self) -> u64 {
-        self.0.window()
+        self.path.window()
     }
 
     fn metrics(&self) -> ControllerMetrics {
         let mut metrics = ControllerMetrics::default();
-        metrics.congestion_window = self.0.window();
+        metrics.congestion_window = self.path.window();
         metrics
     }
 

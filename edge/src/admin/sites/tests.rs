@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::config::RetryTable;
 use crate::metrics::Metrics;
+use crate::open::OpenRequests;
 use crate::route::{RouteInput, RouterConfig};
 
 fn model() -> ModelName {
@@ -160,7 +161,7 @@ fn router(site: SiteView) -> Router {
 
 fn router_with(site: SiteView, config: RouterConfig) -> Router {
     let view = Arc::new(ArcSwap::from_pointee(GridView::new(vec![site])));
-    let (metrics, _) = Metrics::new(Arc::clone(&view));
+    let (metrics, _) = Metrics::new(Arc::clone(&view), OpenRequests::default());
     Router::new(view, config, (Clock::start(), 1), metrics)
 }
 

@@ -23,6 +23,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::super::sites::{FailureKind, SendError, SiteRequest};
 use super::super::*;
+use crate::open::OpenRequests;
 use crate::route::RouterConfig;
 
 /// What a site does with a request.
@@ -196,7 +197,7 @@ impl Edge {
             plays.entry(site.to_owned()).or_default().push(play);
         }
         let view = Arc::new(ArcSwap::from_pointee(grid(1, None)));
-        let (metrics, registry) = Metrics::new(Arc::clone(&view));
+        let (metrics, registry) = Metrics::new(Arc::clone(&view), OpenRequests::default());
         let router = Router::new(
             Arc::clone(&view),
             RouterConfig::default(),

@@ -145,7 +145,7 @@ impl TestEdge {
         }
     }
 
-    async fn tell(&mut self, frame: edge_frame::Frame) {
+    pub(super) async fn tell(&mut self, frame: edge_frame::Frame) {
         let frame = v1::EdgeFrame { frame: Some(frame) };
         let link = self
             .link

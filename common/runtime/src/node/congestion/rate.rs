@@ -126,6 +126,10 @@ pub(super) struct Path {
     bound: u64,
     /// Rounds in which losses don't count.
     forgiven: u8,
+    /// Whether it gives way to what is urgent.
+    background: bool,
+    /// Rounds in which the queue isn't judged.
+    held: u8,
 }
 
 impl Path {
@@ -141,6 +145,8 @@ impl Path {
             standing: Duration::ZERO,
             bound: u64::MAX,
             forgiven: 0,
+            background: false,
+            held: 0,
         }
     }
 
@@ -166,6 +172,7 @@ impl Path {
         self.round.limited |= limited;
         match self.phase {
             Phase::Unknown => self.begin(now),
+            _ if self.background && !limited => self.grow_in_background(bytes, took),
             Phase::Rising { .. } if !limited => self.set_window(self.window.saturating_add(bytes)),
             Phase::Rising { .. } | Phase::Known { .. } => {}
         }
@@ -179,7 +186,9 @@ impl Path {
     /// Packets were lost, or marked by a full queue if `bytes` is 0.
     pub(super) fn handle_lost(&mut self, bytes: u64, persistent: bool, now: Instant) {
         if persistent {
+            let background = self.background;
             *self = Self::new(self.limits, now);
+            self.background = background;
             // What it is to begin with has just proved too much.
             self.phase = Phase::RISING;
             return;
@@ -210,7 +219,7 @@ impl Path {
         let known = self.rates.get();
         self.cycle = self.cycle.min(round.shortest);
         // What was not asked to deliver says nothing of what it could.
-        if !round.limited || rate > known {
+        if !(round.limited || self.background) || rate > known {
             self.rates.put(rate);
         }
         if self.forgiven > 0 {
@@ -220,6 +229,10 @@ impl Path {
             return;
         }
         if round.limited {
+            return;
+        }
+        if self.background {
+            self.end_background_round(&round);
             return;
         }
         match self.phase {
@@ -331,6 +344,8 @@ fn per_second(bytes: u64, time: Duration) -> u64 {
     let micros = time.as_micros().max(1);
     u64::try_from(u128::from(bytes) * 1_000_000 / micros).unwrap_or(u64::MAX)
 }
+
+mod background;
 
 #[cfg(test)]
 mod tests;

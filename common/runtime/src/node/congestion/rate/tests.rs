@@ -18,6 +18,7 @@ trait Window {
     fn window(&self) -> u64;
     fn acknowledged(&mut self, sent: Instant, limited: bool, now: Instant);
     fn lost(&mut self, bytes: u64, sent: Instant, now: Instant);
+    fn give_way(&mut self, _background: bool) {}
 }
 
 impl Window for Path {
@@ -31,6 +32,10 @@ impl Window for Path {
 
     fn lost(&mut self, bytes: u64, _sent: Instant, now: Instant) {
         self.handle_lost(bytes, false, now);
+    }
+
+    fn give_way(&mut self, background: bool) {
+        self.set_background(background);
     }
 }
 
@@ -248,6 +253,8 @@ impl World {
             .collect()
     }
 }
+
+mod background;
 
 const LIMITS: Limits = Limits {
     start: 10_000_000,
