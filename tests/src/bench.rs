@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use clap::{Parser, ValueEnum};
 use kvgrid_runtime::args::EXIT_USAGE;
 
+mod beside;
 mod codec;
 mod cpu;
 mod decision;
@@ -18,6 +19,7 @@ mod eviction;
 mod fed;
 mod figure;
 mod filter;
+mod frontend;
 mod ground;
 mod join;
 mod machine;
@@ -46,6 +48,8 @@ enum Bench {
     Replicate,
     /// How soon a new edge has a whole view of thirteen large sites
     Resync,
+    /// What a resync does to requests beside it
+    Beside,
     /// What an edge spends on following sites that change all the time
     Steady,
     /// What waiting for memory costs here, which other figures are told in
@@ -95,6 +99,7 @@ pub fn run(arguments: Vec<OsString>, program: &Path) -> ExitCode {
         Bench::Relay => relay::run(options.quick),
         Bench::Replicate => replicate::run(options.quick, program),
         Bench::Resync => resync::run(options.quick, program),
+        Bench::Beside => beside::run(options.quick, program),
         Bench::Steady => steady::run(options.quick, program),
         Bench::Machine => machine::run(options.quick),
         Bench::Filter => filter::run(options.quick),

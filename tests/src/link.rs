@@ -133,6 +133,15 @@ pub struct Links {
     tasks: Tasks,
 }
 
+impl Links {
+    /// Cuts and mends the link of this name, if there is one.
+    pub fn switch(&self, name: &str) -> Option<&Switch> {
+        let mut forwarders = self.forwarders.iter();
+        let (_, forwarder) = forwarders.find(|(known, _)| known == name)?;
+        Some(forwarder.switch())
+    }
+}
+
 impl Drop for Links {
     fn drop(&mut self) {
         self.tasks.stop();

@@ -49,9 +49,21 @@ impl FedSite {
         workers: usize,
         worker_blocks: u64,
     ) -> Result<Self> {
+        // Nobody serves; what is cached is all that is measured.
+        Self::start_behind(ground, name, workers, worker_blocks, "http://127.0.0.1:9").await
+    }
+
+    /// The same behind a frontend, which its workers know nothing of.
+    pub(super) async fn start_behind(
+        ground: &Ground,
+        name: &str,
+        workers: usize,
+        worker_blocks: u64,
+        frontend: &str,
+    ) -> Result<Self> {
         let discovery = ground.dir().join(format!("{name}-discovery"));
         fs::create_dir_all(&discovery)?;
-        let mut relay = configure(ground, name, &discovery)?;
+        let mut relay = configure(ground, name, &discovery, frontend)?;
         let mut publishers = Vec::new();
         let mut entries = Vec::new();
         for number in 0..workers {
@@ -215,13 +227,11 @@ impl FedSite {
     }
 }
 
-fn configure(ground: &Ground, name: &str, discovery: &Path) -> Result<Process> {
+fn configure(ground: &Ground, name: &str, discovery: &Path, frontend: &str) -> Result<Process> {
     ground.certify_relay(name)?;
-    // Nobody serves; what is cached is all that is measured.
-    let nobody = "http://127.0.0.1:9".to_owned();
     let beside = Beside {
-        metrics: vec![format!("{nobody}/metrics")],
-        frontend: nobody,
+        metrics: vec![format!("{frontend}/metrics")],
+        frontend: frontend.to_owned(),
         source: Source::DynamoEvents {
             meet: Meet::Files(discovery.to_owned()),
             namespace: publisher::NAMESPACE.to_owned(),

@@ -162,6 +162,11 @@ impl BenchEdge {
         self.until("all messages are applied", applied).await
     }
 
+    /// Where clients go.
+    pub(super) fn client_url(&self) -> String {
+        format!("http://{}", self.addresses["client"])
+    }
+
     fn admin_url(&self) -> String {
         format!("http://{}", self.addresses["admin"])
     }
