@@ -11,7 +11,7 @@ fuzz_target!(|input: (u8, u8, &[u8])| {
         chunks: u32::from(chunks),
         chunk_buckets: 1 << (size % 16),
         slots: 4,
-        fingerprint_bits: 16,
+        fingerprint_bits: if size < 128 { 16 } else { 64 },
         key_id: 0,
     };
     let Ok(geometry) = Geometry::from_header(header) else {

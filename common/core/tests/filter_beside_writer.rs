@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use kvgrid_core::block::ChainHash;
-use kvgrid_core::filter::{Class, Geometry, Header, MixKey, Reader, Writer};
+use kvgrid_core::filter::{Class, Form, Geometry, Header, MixKey, Reader, Writer};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -60,7 +60,15 @@ fn churn(writer: &mut Writer, geometry: &Geometry, mut others: Vec<Class>) {
 
 #[test]
 fn a_class_that_stays_is_never_missed() {
-    let geometry = geometry(1_024);
+    look_beside_churn(geometry(1_024));
+}
+
+#[test]
+fn a_whole_hash_that_stays_is_never_missed() {
+    look_beside_churn(geometry(1_024).with_form(Form::Exact));
+}
+
+fn look_beside_churn(geometry: Geometry) {
     let mut writer = Writer::new(geometry);
     let classes: Vec<_> = (0..geometry.hard_capacity())
         .map(|hash| class(&geometry, hash))

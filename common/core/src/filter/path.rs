@@ -4,7 +4,7 @@
 //! a fixed order, so it is the same on every machine. Nothing is moved while searching.
 
 use super::bucket::{self, LANES};
-use super::class::Class;
+use super::class::Seat;
 use super::geometry::Geometry;
 
 /// Buckets looked at before giving up; at the hard load a path takes about a hundred.
@@ -35,16 +35,17 @@ pub(super) struct PathSearch {
 }
 
 impl PathSearch {
-    /// Finds pushes, in the order to be done, after which a bucket of the class has a place.
+    /// Finds pushes, in the order to be done, after which a bucket of the seat has a place.
+    /// `word` tells the fingerprints in a bucket.
     ///
     /// Says nothing if there is no such path of reasonable length.
     pub(super) fn find(
         &mut self,
         geometry: &Geometry,
-        class: Class,
+        seat: Seat,
         word: impl Fn(u16) -> u64,
     ) -> Option<Vec<Push>> {
-        self.start(geometry, class);
+        self.start(geometry, seat);
         let mut at = 0;
         while at < self.nodes.len() && self.nodes.len() < MAX_NODES {
             let bucket = self.nodes[at].bucket;
@@ -64,7 +65,7 @@ impl PathSearch {
         None
     }
 
-    fn start(&mut self, geometry: &Geometry, class: Class) {
+    fn start(&mut self, geometry: &Geometry, seat: Seat) {
         let words = usize::from(geometry.chunk_buckets()).div_ceil(64);
         if self.seen.len() == words {
             self.seen.fill(0);
@@ -72,7 +73,7 @@ impl PathSearch {
             self.seen = vec![0; words].into();
         }
         self.nodes.clear();
-        let (even, fingerprint) = (class.bucket(), class.fingerprint());
+        let (even, fingerprint) = (seat.bucket(), seat.fingerprint());
         self.reach(even, fingerprint, None);
         self.reach(geometry.alternate(even, fingerprint), fingerprint, None);
     }

@@ -13,6 +13,7 @@
 //! "No" is exact and "yes" is sometimes wrong, so a depth is believed only when the last *two*
 //! of its blocks are found; if the second isn't, the search goes on below. A depth is thus
 //! never too small, too large by one with the filter's error rate, by more with its square.
+//! Of tables in the exact form "yes" is exact as well, and one block is enough.
 //!
 //! A pool that is not closed may have holes, over which this search jumps. The deepest pools
 //! are confirmed block by block; other depths of pools that are not closed are upper bounds.
@@ -43,7 +44,7 @@ const CONFIRMED: usize = 16;
 /// A pool to search.
 #[derive(Debug)]
 pub struct Target<'a, W: Words = Std> {
-    /// The pool's filter.
+    /// The pool's filter, in either form.
     pub reader: &'a Reader<W>,
     /// The key of its geometry; with another one nothing is found.
     pub key: &'a MixKey,
@@ -62,7 +63,10 @@ impl<W: Words> Copy for Target<'_, W> {}
 /// The depth of each target, in their order: leading blocks of the chain that it holds.
 pub fn depths<W: Words>(targets: &[Target<'_, W>], chain: &[ChainHash]) -> Vec<u32> {
     let blocks = u32::try_from(chain.len()).unwrap_or(u32::MAX);
-    let whole = |target: &Target<'_, W>| Interval::new(if target.is_usable() { blocks } else { 0 });
+    let whole = |target: &Target<'_, W>| {
+        let blocks = if target.is_usable() { blocks } else { 0 };
+        Interval::new(blocks, target.reader.geometry().form())
+    };
     let mut intervals: Vec<_> = targets.iter().map(whole).collect();
     let mut known = Known::default();
     let mut round = Round::new(targets, chain);

@@ -44,11 +44,12 @@ impl<W: Words> Writer<W> {
         if !classes.is_sorted() {
             return Err(ReplaceError::Unsorted { chunk });
         }
-        let foreign = |class: &&Class| class.chunk() != chunk || !self.geometry().has(**class);
+        let geometry = *self.geometry();
+        let foreign = |class: &&Class| geometry.chunk(**class) != chunk || !geometry.has(**class);
         if let Some(&class) = classes.iter().find(foreign) {
             return Err(ReplaceError::Foreign { class, chunk });
         }
-        if chunk >= self.geometry().chunks() {
+        if chunk >= geometry.chunks() {
             return Ok(());
         }
         let held = self.chunk_classes(chunk);

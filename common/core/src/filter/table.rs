@@ -1,7 +1,7 @@
 //! The table that one writer changes and many readers look into, and how they get along.
 //!
-//! Every bucket is one word, so a reader sees each bucket before or after a change. What it
-//! could miss is an entry that moves from a bucket it has yet to read into one it has read.
+//! An entry comes and goes by one store of one word, so a reader sees each of a bucket's words
+//! before or after a change. What it could miss is an entry that moves from a bucket it has yet to read into one it has read.
 //! Therefore a move is: store the copy; count the move; erase the original. A reader that
 //! found nothing reads the count again, and looks again if it changed since before its look.
 //!
@@ -18,9 +18,9 @@
 
 use std::sync::Arc;
 
-use super::bucket;
 use super::class::Class;
 use super::geometry::Geometry;
+use super::store::{Pair, Store};
 use super::words::{Std, Word, Words};
 
 /// Entries that found no place in their buckets, at most.
@@ -33,7 +33,7 @@ pub(super) const OVERFLOW: usize = 64;
 pub(super) struct Table<W: Words> {
     pub(super) geometry: Geometry,
     pub(super) shared: Shared<W>,
-    pub(super) buckets: Box<[W::Entries]>,
+    pub(super) store: Store<W>,
     pub(super) overflow: Box<[W::Entries]>,
 }
 
@@ -48,32 +48,25 @@ pub(super) struct Shared<W: Words> {
 
 impl<W: Words> Table<W> {
     pub(super) fn new(geometry: Geometry) -> Self {
-        let buckets = geometry.index(geometry.chunks(), 0);
-        let empty = |count| (0..count).map(|_| W::Entries::new(0)).collect();
         Self {
             geometry,
             shared: Shared {
                 moves: W::Moves::new(0),
                 overflowed: W::Entries::new(0),
             },
-            buckets: empty(buckets),
-            overflow: empty(OVERFLOW),
+            store: Store::new(&geometry),
+            overflow: (0..OVERFLOW).map(|_| W::Entries::new(0)).collect(),
         }
     }
 
     #[inline]
     fn contains(&self, class: Class) -> bool {
-        let (chunk, even, fingerprint) = (class.chunk(), class.bucket(), class.fingerprint());
-        let odd = self.geometry.alternate(even, fingerprint);
-        let even = self.buckets.get(self.geometry.index(chunk, even));
-        let odd = self.buckets.get(self.geometry.index(chunk, odd));
-        let (Some(even), Some(odd)) = (even, odd) else {
+        let Some(pair) = self.pair(class) else {
             return false;
         };
         let mut moves = self.shared.moves.load();
         loop {
-            // Both loads are issued before either is looked at: they miss the cache together.
-            if bucket::holds(even.load(), fingerprint) | bucket::holds(odd.load(), fingerprint) {
+            if pair.holds() {
                 return true;
             }
             if self.shared.overflowed.load() != 0 && self.overflow_holds(class) {
@@ -90,22 +83,18 @@ impl<W: Words> Table<W> {
     /// Whether the class is in its buckets at a first look; "no" means nothing.
     #[inline]
     fn glimpse(&self, class: Class) -> bool {
-        let (chunk, even, fingerprint) = (class.chunk(), class.bucket(), class.fingerprint());
-        let odd = self.geometry.alternate(even, fingerprint);
-        let word = |bucket| self.buckets.get(self.geometry.index(chunk, bucket));
-        let (Some(even), Some(odd)) = (word(even), word(odd)) else {
-            return false;
-        };
-        bucket::holds(even.load(), fingerprint) | bucket::holds(odd.load(), fingerprint)
+        self.pair(class).is_some_and(|pair| pair.holds())
     }
 
     /// Both buckets of a class, as one word that means nothing.
     #[inline]
     pub(super) fn read(&self, class: Class) -> u64 {
-        let (chunk, even, fingerprint) = (class.chunk(), class.bucket(), class.fingerprint());
-        let odd = self.geometry.alternate(even, fingerprint);
-        let word = |bucket| self.buckets.get(self.geometry.index(chunk, bucket));
-        word(even).map_or(0, Word::own) | word(odd).map_or(0, Word::own)
+        self.pair(class).map_or(0, |pair| pair.read())
+    }
+
+    #[inline]
+    fn pair(&self, class: Class) -> Option<Pair<'_, W::Entries>> {
+        self.store.pair(&self.geometry, class)
     }
 
     /// Whether all words read since the count of moves was this one are of one such time, and
@@ -141,8 +130,8 @@ impl<W: Words> Reader<W> {
 
     /// Whether a hash of this class is in the table.
     ///
-    /// "No" is exact, also beside a working writer. "Yes" is wrong for one in 9,500 absent
-    /// hashes at the soft load. A class of another geometry gets a meaningless answer.
+    /// "No" is exact, also beside a working writer. In the filter form "yes" is wrong for one in
+    /// 9,500 absent hashes at the soft load. A class of another geometry gets a meaningless answer.
     #[inline]
     pub fn contains(&self, class: Class) -> bool {
         self.table.contains(class)

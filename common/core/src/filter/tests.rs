@@ -20,6 +20,12 @@ fn small(chunks: u32, chunk_buckets: u32) -> Geometry {
     .unwrap()
 }
 
+const FORMS: [Form; 2] = [Form::Filter, Form::Exact];
+
+fn forms() -> impl Strategy<Value = Form> {
+    prop::sample::select(&FORMS[..])
+}
+
 fn random_classes(geometry: &Geometry, count: u64, seed: u64) -> Vec<Class> {
     let mut rng = SmallRng::seed_from_u64(seed);
     let class = |_| geometry.class_of_mixed(rng.random());
@@ -52,9 +58,9 @@ impl Model {
         self.0.iter().flat_map(times).collect()
     }
 
-    fn chunk(&self, chunk: u32) -> Vec<Class> {
+    fn chunk(&self, geometry: &Geometry, chunk: u32) -> Vec<Class> {
         let mut classes = self.sorted();
-        classes.retain(|class| class.chunk() == chunk);
+        classes.retain(|class| geometry.chunk(*class) == chunk);
         classes
     }
 }
@@ -100,7 +106,7 @@ fn check_invariants(writer: &Writer, model: &Model, domain: &[Class]) {
     assert_eq!(writer.len(), sorted.len() as u64);
     let mut sum = 0_u64;
     for chunk in 0..writer.geometry().chunks() {
-        let classes = model.chunk(chunk);
+        let classes = model.chunk(writer.geometry(), chunk);
         let digest = classes
             .iter()
             .fold(0_u64, |sum, class| sum.wrapping_add(class.digest()));
@@ -128,7 +134,8 @@ fn apply(writer: &mut Writer, model: &mut Model, domain: &[Class], op: Op) {
         }
         Op::Replace(chunk, classes) => {
             let mut classes: Vec<_> = classes.iter().map(|which| *which.get(domain)).collect();
-            classes.retain(|class| class.chunk() == chunk);
+            let geometry = *writer.geometry();
+            classes.retain(|class| geometry.chunk(*class) == chunk);
             classes.sort_unstable();
             let replaced = writer.replace_chunk(chunk, &classes);
             let held = writer.chunk_classes(chunk);
@@ -138,7 +145,7 @@ fn apply(writer: &mut Writer, model: &mut Model, domain: &[Class], op: Op) {
                 assert_eq!(writer.len(), writer.geometry().hard_capacity());
                 assert!(held.iter().all(|class| classes.contains(class)));
             }
-            model.0.retain(|class, _| class.chunk() != chunk);
+            model.0.retain(|class, _| geometry.chunk(*class) != chunk);
             held.into_iter().for_each(|class| model.insert(class));
         }
         Op::Clear => {
@@ -150,10 +157,10 @@ fn apply(writer: &mut Writer, model: &mut Model, domain: &[Class], op: Op) {
 
 proptest! {
     #[test]
-    fn the_table_is_a_multiset(seed: u64, ops in ops(), bits in 1_u32..4) {
-        let geometry = small(3, 1 << bits);
+    fn the_table_is_a_multiset(form in forms(), seed: u64, ops in ops(), bits in 1_u32..4) {
+        let geometry = small(3, 1 << bits).with_form(form);
         let domain = domain(&geometry, seed);
-        let mut distinct: Vec<_> = domain.iter().map(|class| class.fingerprint()).collect();
+        let mut distinct: Vec<_> = domain.iter().map(|class| geometry.seat(*class).fingerprint()).collect();
         distinct.sort_unstable();
         distinct.dedup();
         prop_assume!(distinct.len() == domain.len());
@@ -167,11 +174,12 @@ proptest! {
 
     #[test]
     fn equal_content_has_equal_digests_in_any_order(
+        form in forms(),
         classes in prop::collection::vec(0_usize..40, 0..60),
         shuffle: u64,
         extra in prop::collection::vec(0_usize..40, 0..20),
     ) {
-        let geometry = small(2, 16);
+        let geometry = small(2, 16).with_form(form);
         let domain = random_classes(&geometry, 40, 7);
         let (mut one, mut other) = (Writer::new(geometry), Writer::new(geometry));
 
@@ -202,7 +210,12 @@ proptest! {
 
 #[test]
 fn a_replica_built_from_coded_chunks_has_the_digests_of_its_master() {
-    let geometry = Geometry::for_capacity(40_000, 0);
+    for form in FORMS {
+        copy_a_table(Geometry::for_capacity(40_000, 0).with_form(form));
+    }
+}
+
+fn copy_a_table(geometry: Geometry) {
     let mut master = Writer::new(geometry);
     for class in random_classes(&geometry, 40_000, 1) {
         master.insert(class).unwrap();
@@ -224,7 +237,12 @@ fn a_replica_built_from_coded_chunks_has_the_digests_of_its_master() {
 
 #[test]
 fn a_table_takes_its_hard_load_without_overflow_and_not_a_block_more() {
-    let geometry = Geometry::for_capacity(40_000, 0);
+    for form in FORMS {
+        fill_a_table(Geometry::for_capacity(40_000, 0).with_form(form));
+    }
+}
+
+fn fill_a_table(geometry: Geometry) {
     let mut writer = Writer::new(geometry);
     let classes = random_classes(&geometry, geometry.hard_capacity() + 1, 2);
     let (last, fitting) = classes.split_last().unwrap();
@@ -273,8 +291,40 @@ fn false_positives_are_as_rare_as_the_load_allows() {
 }
 
 #[test]
+fn an_exact_table_finds_nothing_that_is_not_there() {
+    let geometry = Geometry::for_capacity(40_000, 0).with_form(Form::Exact);
+    let mut writer = Writer::new(geometry);
+    let held = random_classes(&geometry, geometry.soft_capacity(), 3);
+    for class in &held {
+        writer.insert(*class).unwrap();
+    }
+    let reader = writer.reader();
+
+    let absent = random_classes(&geometry, 2_000_000, 4);
+
+    assert!(held.iter().all(|class| reader.contains(*class)));
+    assert!(!absent.iter().any(|class| reader.contains(*class)));
+}
+
+#[test]
+fn an_exact_table_takes_eight_bytes_a_slot() {
+    let filter = Geometry::for_capacity(40_000, 0);
+    let exact = filter.with_form(Form::Exact);
+
+    assert_eq!(exact.slots(), filter.slots());
+    assert_eq!(exact.bytes(), 4 * filter.bytes());
+    assert_eq!(exact.header().fingerprint_bits, 64);
+    assert_eq!(Geometry::from_header(exact.header()), Ok(exact));
+}
+
+#[test]
 fn entries_without_a_place_are_found_and_settle_when_there_is_one() {
-    let geometry = small(1, 64);
+    for form in FORMS {
+        overflow_a_pair(small(1, 64).with_form(form));
+    }
+}
+
+fn overflow_a_pair(geometry: Geometry) {
     let mut writer = Writer::new(geometry);
     let class = random_classes(&geometry, 1, 5)[0];
     let reader = writer.reader();
@@ -418,21 +468,47 @@ proptest! {
         let geometry = small(chunks, 1 << bits);
 
         let class = geometry.class_of_mixed(mixed);
-        let odd = geometry.alternate(class.bucket(), class.fingerprint());
+        let seat = geometry.seat(class);
+        let odd = geometry.alternate(seat.bucket(), seat.fingerprint());
 
         prop_assert!(geometry.has(class));
         prop_assert_eq!(odd % 2, 1);
         prop_assert!(u32::from(odd) < 1 << bits);
-        for bucket in [class.bucket(), odd] {
-            let stored = geometry.class_of_stored(class.chunk(), bucket, class.fingerprint());
+        for bucket in [seat.bucket(), odd] {
+            let stored = geometry.class_of_stored(seat.chunk(), bucket, seat.fingerprint());
             prop_assert_eq!(stored, class);
         }
         prop_assert_eq!(geometry.class_of_rank(geometry.rank(class)), Some(class));
     }
 
     #[test]
-    fn classes_and_their_places_have_one_order(one: u64, other: u64) {
-        let geometry = small(5, 8);
+    fn a_whole_hash_belongs_where_its_fingerprint_would(mixed: u64, chunks in 1_u32..700, bits in 1_u32..13) {
+        let filter = small(chunks, 1 << bits);
+        let exact = filter.with_form(Form::Exact);
+
+        let (class, fingerprint) = (exact.class_of_mixed(mixed), filter.class_of_mixed(mixed));
+
+        prop_assert!(exact.has(class));
+        prop_assert!(exact.seat(class) == filter.seat(fingerprint));
+        prop_assert_eq!(exact.chunk(class), filter.chunk(fingerprint));
+        prop_assert_eq!(exact.class_of_rank(exact.rank(class)), Some(class));
+    }
+
+    #[test]
+    fn each_place_belongs_to_the_chunk_of_its_class(form in forms(), mixed: u64, chunks in 1_u32..700) {
+        let geometry = small(chunks, 8).with_form(form);
+        let class = geometry.class_of_mixed(mixed);
+        let (own, rank) = (geometry.chunk(class), geometry.rank(class));
+
+        let of = (0..chunks).filter(|chunk| geometry.chunk_ranks(*chunk).contains(&rank));
+
+        prop_assert_eq!(of.collect::<Vec<_>>(), [own]);
+        prop_assert!(geometry.ranks().contains(&rank));
+    }
+
+    #[test]
+    fn classes_and_their_places_have_one_order(form in forms(), one: u64, other: u64) {
+        let geometry = small(5, 8).with_form(form);
         let (one, other) = (geometry.class_of_mixed(one), geometry.class_of_mixed(other));
 
         prop_assert_eq!(one.cmp(&other), geometry.rank(one).cmp(&geometry.rank(other)));
@@ -448,8 +524,9 @@ fn hashes_spread_evenly_over_chunks_and_fingerprints() {
 
     for hash in 0..80_000 {
         let class = geometry.class(&key, ChainHash(hash));
-        chunks[class.chunk() as usize] += 1;
-        high_fingerprints += u32::from(class.fingerprint() > 0x7fff);
+        let seat = geometry.seat(class);
+        chunks[seat.chunk() as usize] += 1;
+        high_fingerprints += u32::from(seat.fingerprint() > 0x7fff);
     }
 
     // Eight chunks of 10,000 and 40,000 of either half, give or take five standard deviations.

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::bucket;
-use super::class::Class;
+use super::class::{Class, Seat};
 use super::geometry::Geometry;
 use super::path::PathSearch;
 use super::table::{OVERFLOW, Reader, Table};
@@ -120,8 +119,9 @@ impl<W: Words> Writer<W> {
         if self.len >= capacity || !(self.place(class) || self.overflow(class)) {
             return Err(InsertError::Full { capacity });
         }
-        let digest = self.digest(class.chunk()).wrapping_add(class.digest());
-        self.set_counts(class.chunk(), self.len + 1, digest);
+        let chunk = geometry.chunk(class);
+        let digest = self.digest(chunk).wrapping_add(class.digest());
+        self.set_counts(chunk, self.len + 1, digest);
         Ok(())
     }
 
@@ -130,19 +130,19 @@ impl<W: Words> Writer<W> {
         if !self.table.geometry.has(class) || !self.erase(class) {
             return false;
         }
-        let digest = self.digest(class.chunk()).wrapping_sub(class.digest());
-        self.set_counts(class.chunk(), self.len - 1, digest);
+        let chunk = self.table.geometry.chunk(class);
+        let digest = self.digest(chunk).wrapping_sub(class.digest());
+        self.set_counts(chunk, self.len - 1, digest);
         if self.overflowed > 0 {
-            self.settle_overflow(class.chunk());
+            self.settle_overflow(chunk);
         }
         true
     }
 
     /// Empties the table. Readers stay, and find nothing any more.
     pub fn clear(&mut self) {
-        for word in self.table.buckets.iter().chain(&self.table.overflow) {
-            word.store(0);
-        }
+        self.table.store.clear();
+        self.table.overflow.iter().for_each(|word| word.store(0));
         self.set_overflowed(0);
         self.digests.fill(0);
         self.digest_sum = 0;
@@ -157,14 +157,8 @@ impl<W: Words> Writer<W> {
         }
         let mut classes = Vec::with_capacity(self.expected_chunk_len());
         for bucket in 0..geometry.chunk_buckets() {
-            let mut word = self.word(chunk, bucket).own();
-            while word != 0 {
-                let fingerprint = bucket::lane(word, 0);
-                if fingerprint != 0 {
-                    classes.push(geometry.class_of_stored(chunk, bucket, fingerprint));
-                }
-                word >>= bucket::LANE_BITS;
-            }
+            let store = &self.table.store;
+            store.list(&geometry, (chunk, bucket), &mut classes);
         }
         classes.extend(self.overflow_of(chunk).map(|(_, class)| class));
         classes.sort_unstable();
@@ -183,56 +177,54 @@ impl<W: Words> Writer<W> {
         usize::try_from(mean + mean / 16).unwrap_or(0)
     }
 
-    fn word(&self, chunk: u32, bucket: u16) -> &W::Entries {
-        &self.table.buckets[self.table.geometry.index(chunk, bucket)]
-    }
-
     /// Puts an entry into one of its buckets, after pushing others on if need be.
     fn place(&mut self, class: Class) -> bool {
-        if self.place_directly(class) {
+        let table = &self.table;
+        let geometry = &table.geometry;
+        let seat = geometry.seat(class);
+        if self.place_directly(class, seat) {
             return true;
         }
-        let table = &self.table;
-        let word = |bucket| table.buckets[table.geometry.index(class.chunk(), bucket)].own();
-        let Some(pushes) = self.search.find(&table.geometry, class, word) else {
+        let chunk = seat.chunk();
+        let word = |bucket| {
+            table
+                .store
+                .fingerprints(geometry, geometry.index(chunk, bucket))
+        };
+        let Some(pushes) = self.search.find(geometry, seat, word) else {
             return false;
         };
         for push in pushes {
-            self.push(class.chunk(), push.from, push.to, push.fingerprint);
+            self.push(chunk, push.from, push.to, push.fingerprint);
         }
-        self.place_directly(class)
+        self.place_directly(class, seat)
     }
 
     /// Puts an entry into the emptier of its buckets; false if both are full.
-    fn place_directly(&mut self, class: Class) -> bool {
-        let (even, fingerprint) = (class.bucket(), class.fingerprint());
-        let odd = self.table.geometry.alternate(even, fingerprint);
-        let (even, odd) = (
-            self.word(class.chunk(), even),
-            self.word(class.chunk(), odd),
-        );
-        let (in_even, in_odd) = (even.own(), odd.own());
-        let (word, entries) = if bucket::empty_lanes(in_odd) > bucket::empty_lanes(in_even) {
-            (odd, in_odd)
-        } else {
-            (even, in_even)
-        };
-        let Some(entries) = bucket::with(entries, fingerprint) else {
-            return false;
-        };
-        word.store(entries);
-        true
+    fn place_directly(&self, class: Class, seat: Seat) -> bool {
+        let store = &self.table.store;
+        let (even, odd) = self.table.geometry.indices(seat);
+        let is_odd_emptier = store.empty_slots(odd) > store.empty_slots(even);
+        store.put(if is_odd_emptier { odd } else { even }, class, seat)
     }
 
     /// Moves an entry to its other bucket: copy, count, erase.
     fn push(&mut self, chunk: u32, from: u16, to: u16, fingerprint: u16) {
-        let copied = bucket::with(self.word(chunk, to).own(), fingerprint)
-            .expect("a path ends at an empty slot and each push frees the next one's");
-        self.word(chunk, to).store(copied);
-        self.count_move();
-        let erased = bucket::without(self.word(chunk, from).own(), fingerprint)
+        let Table {
+            store, geometry, ..
+        } = &*self.table;
+        let class = store
+            .find(geometry, (chunk, from), fingerprint)
             .expect("a path visits a bucket once, so what it found there is still there");
-        self.word(chunk, from).store(erased);
+        let seat = geometry.seat(class);
+        let (from, to) = (geometry.index(chunk, from), geometry.index(chunk, to));
+        let copied = store.put(to, class, seat);
+        assert!(
+            copied,
+            "a path ends at an empty slot and each push frees the next one's"
+        );
+        self.count_move();
+        self.table.store.take(from, class, seat);
     }
 
     fn count_move(&mut self) {
@@ -245,16 +237,15 @@ impl<W: Words> Writer<W> {
     /// One that is left is then still ahead of a reader that saw the erased one gone, so that
     /// no count is needed although the one left may be the younger one.
     fn erase(&mut self, class: Class) -> bool {
-        let (chunk, even, fingerprint) = (class.chunk(), class.bucket(), class.fingerprint());
-        let odd = self.table.geometry.alternate(even, fingerprint);
-        for bucket in [even, odd] {
-            let word = self.word(chunk, bucket);
-            if let Some(entries) = bucket::without(word.own(), fingerprint) {
-                word.store(entries);
-                return true;
-            }
+        let seat = self.table.geometry.seat(class);
+        let (even, odd) = self.table.geometry.indices(seat);
+        let store = &self.table.store;
+        if store.take(even, class, seat) || store.take(odd, class, seat) {
+            return true;
         }
-        let overflowed = self.overflow_of(chunk).find(|(_, found)| *found == class);
+        let overflowed = self
+            .overflow_of(seat.chunk())
+            .find(|(_, found)| *found == class);
         let Some((at, _)) = overflowed else {
             return false;
         };
@@ -294,7 +285,7 @@ impl<W: Words> Writer<W> {
         };
         let entries = words.iter().enumerate();
         let classes = entries.filter_map(|(at, word)| Some((at, Class::from_bits(word.own())?)));
-        classes.filter(move |(_, class)| class.chunk() == chunk)
+        classes.filter(move |(_, class)| self.table.geometry.chunk(*class) == chunk)
     }
 
     /// Moves overflowed entries of a chunk that lost one into the place it left.

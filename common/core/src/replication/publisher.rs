@@ -239,7 +239,8 @@ impl Publisher {
         let base = self.seq;
         self.seq = base.next();
         for class in net.removes.iter().chain(&net.adds) {
-            self.chunks[class.chunk() as usize] = ChunkState {
+            let chunk = self.writer.geometry().chunk(*class);
+            self.chunks[chunk as usize] = ChunkState {
                 changed: self.seq,
                 coded: None,
             };

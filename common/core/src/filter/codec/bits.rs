@@ -60,7 +60,9 @@ impl BitWriter {
         } else {
             self.put(1 << zeros, zeros + 1);
             self.put(low & 0xffff, 16);
-            self.put(low >> 16, parameter - 16);
+            let (middle, high) = ((low >> 16) & 0xffff_ffff, low >> 48);
+            self.put(middle, (parameter - 16).min(32));
+            self.put(high, parameter.saturating_sub(48));
         }
     }
 
@@ -118,7 +120,7 @@ impl<'a> BitReader<'a> {
         Err(CodecError::Number)
     }
 
-    /// Reads a gap; none if it is not below the limit.
+    /// Reads a gap of at most so many low bits as a window has; none if it is above the limit.
     pub(super) fn rice(&mut self, parameter: u32, limit: u64) -> Result<Option<u64>, CodecError> {
         let mut zeros = 0_u64;
         let mut window = self.window();

@@ -3,7 +3,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
-use crate::filter::Header;
+use crate::filter::{Form, Header};
 
 /// A table as large or small as wanted.
 fn geometry(chunks: u32, chunk_buckets: u32) -> Geometry {
@@ -19,7 +19,12 @@ fn geometry(chunks: u32, chunk_buckets: u32) -> Geometry {
 
 fn geometries() -> impl Strategy<Value = Geometry> {
     let buckets = (1_u32..=12).prop_map(|bits| 1 << bits);
-    (1_u32..=40, buckets).prop_map(|(chunks, buckets)| geometry(chunks, buckets))
+    (1_u32..=40, buckets, forms())
+        .prop_map(|(chunks, buckets, form)| geometry(chunks, buckets).with_form(form))
+}
+
+fn forms() -> impl Strategy<Value = Form> {
+    prop_oneof![Just(Form::Filter), Just(Form::Exact)]
 }
 
 /// Random classes of the table, in order, often twice.
@@ -94,12 +99,12 @@ proptest! {
 
     #[test]
     fn a_chunk_is_decoded_under_its_own_number_only(
-        chunks in 2_u32..40, count in 1_usize..50, seed: u64,
+        chunks in 2_u32..40, form in forms(), count in 1_usize..50, seed: u64,
     ) {
-        let whole = geometry(chunks, 64);
+        let whole = geometry(chunks, 64).with_form(form);
         let all = classes(&whole, count, seed);
-        let chunk = all[0].chunk();
-        let one: Vec<_> = all.into_iter().filter(|class| class.chunk() == chunk).collect();
+        let chunk = whole.chunk(all[0]);
+        let one: Vec<_> = all.into_iter().filter(|class| whole.chunk(*class) == chunk).collect();
         let bytes = encode_classes(&whole, &one);
 
         let elsewhere = decode_chunk(&whole, (chunk + 1) % chunks, &bytes);
@@ -131,6 +136,37 @@ fn a_batch_on_a_large_table_takes_hardly_more_than_its_entropy() {
     let entropy = entropy_bytes(10_000.0, f64::from(geometry.chunks()) * 2_048.0 * 65_535.0);
     assert!(bytes / 10_000.0 < 1.05 * entropy, "{bytes} bytes");
     assert!(bytes / 10_000.0 < 3.3, "{bytes} bytes");
+}
+
+#[test]
+fn whole_hashes_take_hardly_more_than_their_entropy() {
+    let geometry = Geometry::for_capacity(10_000_000, 0).with_form(Form::Exact);
+    let (least, most) = (geometry.chunk_ranks(3), 2_f64.powi(64));
+    let chunk = |class: &Class| least.contains(&geometry.rank(*class));
+    let held = classes(&geometry, 10_000_000 / 8, 5);
+    let held: Vec<_> = held.into_iter().filter(chunk).collect();
+    let batch = classes(&geometry, 10_000, 6);
+
+    for (classes, universe) in [(held, most / f64::from(geometry.chunks())), (batch, most)] {
+        let count = f64::from(u32::try_from(classes.len()).unwrap());
+        let bytes = encode_classes(&geometry, &classes).len();
+        let bytes = f64::from(u32::try_from(bytes).unwrap()) / count;
+        let entropy = entropy_bytes(count, universe);
+        assert!(bytes < 1.05 * entropy, "{bytes} bytes, {entropy} at least");
+    }
+}
+
+#[test]
+fn the_first_and_the_last_of_all_hashes_survive_the_wire() {
+    let geometry = geometry(3, 64).with_form(Form::Exact);
+    let classes: Vec<_> = [0, u64::MAX]
+        .map(|mixed| geometry.class_of_mixed(mixed))
+        .into();
+
+    let bytes = encode_classes(&geometry, &classes);
+
+    assert!(bytes.len() < 64, "{} bytes", bytes.len());
+    assert_eq!(decode_classes(&geometry, &bytes), Ok(classes));
 }
 
 #[test]

@@ -2,10 +2,12 @@
 //!
 //! A length is *seen* if its last block is. What was looked at and not seen is a bound from
 //! above, for sure. The longest length seen below that is the depth, unless it was seen by
-//! mistake: it has to be seen with the length before it to count.
+//! mistake: it has to be seen with the length before it to count. Where a table keeps whole
+//! hashes nothing is seen by mistake.
 
 use super::known::Known;
 use super::round::Look;
+use crate::filter::geometry::Form;
 
 /// Lengths that a pool may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,15 +18,17 @@ pub(super) struct Interval {
     high: u32,
     /// Whether the length before `low` was seen as well, or needs not be.
     sure: bool,
+    form: Form,
 }
 
 impl Interval {
-    /// Nothing is known of a chain of so many blocks.
-    pub(super) const fn new(blocks: u32) -> Self {
+    /// Nothing is known of a chain of so many blocks in a table of this form.
+    pub(super) const fn new(blocks: u32, form: Form) -> Self {
         Self {
             low: 0,
             high: blocks,
             sure: true,
+            form,
         }
     }
 
@@ -54,7 +58,11 @@ impl Interval {
             (self.low + 1..=self.high).for_each(look);
         } else if let Some(depth) = known.within(self.low, self.high) {
             // One less for being sure, one more for being no deeper.
-            let before = depth.saturating_sub(1).max(self.low + 1);
+            let before = match self.form {
+                Form::Filter => depth.saturating_sub(1),
+                Form::Exact => depth,
+            };
+            let before = before.max(self.low + 1);
             let behind = (depth + 1).min(self.high);
             if !self.sure && depth == self.low {
                 look(self.low - 1);
@@ -97,7 +105,7 @@ impl Interval {
             if look.length < self.low {
                 self.sure = true;
             } else {
-                self.sure = look.length == self.low + 1;
+                self.sure = self.form == Form::Exact || look.length == self.low + 1;
                 self.low = look.length;
             }
         }
@@ -108,7 +116,7 @@ impl Interval {
         self.high = length - 1;
         if self.high < self.low {
             // What was seen beyond was a mistake, or is gone since: begin again below it.
-            *self = Self::new(self.high);
+            *self = Self::new(self.high, self.form);
         }
     }
 }

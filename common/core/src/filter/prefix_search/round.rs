@@ -34,7 +34,7 @@ impl Look {
             target: 0,
             length,
             seen,
-            class: Class::pack(0, 0, 1),
+            class: Class::of_mixed(0),
         }
     }
 }

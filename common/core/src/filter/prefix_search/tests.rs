@@ -4,7 +4,7 @@ use rand::{RngExt, SeedableRng};
 
 use super::round::Look;
 use super::*;
-use crate::filter::{Geometry, Writer};
+use crate::filter::{Form, Geometry, Writer};
 
 fn key(byte: u8) -> MixKey {
     MixKey::from_bytes(&[byte; 32])
@@ -17,7 +17,15 @@ fn chain(blocks: usize, seed: u64) -> Vec<ChainHash> {
 
 /// A pool that holds these blocks.
 fn pool<'a>(key: &MixKey, blocks: impl IntoIterator<Item = &'a ChainHash>) -> Reader {
-    let geometry = Geometry::for_capacity(2_000, key.id());
+    pool_of(Form::Filter, key, blocks)
+}
+
+fn pool_of<'a>(
+    form: Form,
+    key: &MixKey,
+    blocks: impl IntoIterator<Item = &'a ChainHash>,
+) -> Reader {
+    let geometry = Geometry::for_capacity(2_000, key.id()).with_form(form);
     let mut writer = Writer::new(geometry);
     for block in blocks {
         writer.insert(geometry.class(key, *block)).unwrap();
@@ -111,7 +119,51 @@ proptest! {
     }
 }
 
+fn forms() -> impl Strategy<Value = Form> {
+    prop_oneof![Just(Form::Filter), Just(Form::Exact)]
+}
+
 proptest! {
+    #[test]
+    fn exact_pools_are_as_deep_as_what_they_hold_beside_filters(
+        length in 0_usize..400,
+        pools in prop::collection::vec((forms(), any::<prop::sample::Index>()), 1..40),
+        seed: u64,
+    ) {
+        let (chain, key) = (chain(length, seed), key(1));
+        let pools: Vec<_> = pools.into_iter().map(|(form, part)| {
+            let held = part.index(length + 1);
+            (form, held, pool_of(form, &key, &chain[..held]))
+        }).collect();
+        let targets: Vec<_> = pools.iter().map(|(_, _, pool)| closed(pool, &key)).collect();
+
+        let found = depths(&targets, &chain);
+
+        for ((depth, target), (form, held, _)) in found.into_iter().zip(targets).zip(&pools) {
+            match form {
+                Form::Exact => prop_assert_eq!(depth as usize, *held),
+                Form::Filter => prop_assert!(depth as usize >= *held),
+            }
+            prop_assert_eq!(depth, confirm(target, &chain, u32::MAX));
+        }
+    }
+
+    #[test]
+    fn exact_pools_with_holes_are_confirmed(
+        length in 1_usize..200,
+        holes in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
+        seed: u64,
+    ) {
+        let (chain, key) = (chain(length, seed), key(1));
+        let holes: Vec<_> = holes.iter().map(|hole| hole.index(length)).collect();
+        let held = (0..length).filter(|at| !holes.contains(at)).map(|at| &chain[at]);
+        let pool = pool_of(Form::Exact, &key, held);
+
+        let found = depths(&[holed(&pool, &key)], &chain);
+
+        prop_assert_eq!(found[0] as usize, holes.iter().min().copied().unwrap_or(length));
+    }
+
     #[test]
     fn many_pools_are_searched_as_few_whatever_they_have_in_common(
         length in 1_usize..300,
@@ -137,13 +189,14 @@ proptest! {
     #[test]
     fn an_interval_narrows_down_to_the_depth_in_few_rounds(
         blocks in 0_u32..2_000_000,
+        form in forms(),
         part in 0.0..=1.0_f64,
         looks in 1_usize..20,
         common in prop::collection::vec(0_u32..100, 0..4),
     ) {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of it")]
         let depth = (f64::from(blocks) * part) as u32;
-        let (found, rounds) = narrowed(blocks, looks, &common, |length| length <= depth);
+        let (found, rounds) = narrowed((blocks, form), looks, &common, |length| length <= depth);
 
         prop_assert_eq!(found, depth);
         // An octave of lengths, then a place in it, and the common depths before.
@@ -161,20 +214,25 @@ proptest! {
         let mistakes: Vec<_> = mistakes.into_iter().map(|length| length & !1).collect();
         let seen = |length| length <= depth || mistakes.contains(&length);
 
-        let (found, _) = narrowed(blocks, looks, &[], seen);
+        let (found, _) = narrowed((blocks, Form::Filter), looks, &[], seen);
 
         prop_assert_eq!(found, depth);
     }
 }
 
 /// Narrows down an interval by what is seen of lengths; the depth, and the rounds it took.
-fn narrowed(blocks: u32, looks: usize, common: &[u32], seen: impl Fn(u32) -> bool) -> (u32, u32) {
+fn narrowed(
+    (blocks, form): (u32, Form),
+    looks: usize,
+    common: &[u32],
+    seen: impl Fn(u32) -> bool,
+) -> (u32, u32) {
     let mut known = Known::default();
     common
         .iter()
         .chain(common)
         .for_each(|depth| known.add(*depth));
-    let mut interval = Interval::new(blocks);
+    let mut interval = Interval::new(blocks, form);
     for round in 0..1_000 {
         if let Some(depth) = interval.depth() {
             return (depth, round);

@@ -8,7 +8,8 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 
 use super::*;
-use crate::filter::Header;
+use crate::filter::bucket;
+use crate::filter::{Form, Header};
 
 /// The words that the table is meant to have, under the model checker.
 struct Sound;
@@ -106,25 +107,32 @@ impl Word for Deaf {
     fn store(&self, _: u64) {}
 }
 
-fn geometry() -> Geometry {
-    Geometry::from_header(Header {
+const FORMS: [Form; 2] = [Form::Filter, Form::Exact];
+
+fn geometry(form: Form) -> Geometry {
+    let geometry = Geometry::from_header(Header {
         chunks: 1,
         chunk_buckets: 4,
         slots: 4,
         fingerprint_bits: 16,
         key_id: 0,
-    })
-    .unwrap()
+    });
+    geometry.unwrap().with_form(form)
 }
 
-/// Classes whose candidates are these two buckets.
-fn between(even: u16, odd: u16, count: usize) -> Vec<Class> {
-    let geometry = geometry();
-    let fits = |fingerprint: &u16| geometry.alternate(even, *fingerprint) == odd;
-    let fingerprints = (1..u16::MAX).filter(fits).take(count);
-    fingerprints
-        .map(|fingerprint| geometry.class_at(0, even, fingerprint).unwrap())
-        .collect()
+/// Classes of different fingerprints whose candidates are these two buckets.
+fn between(form: Form, even: u16, odd: u16, count: usize) -> Vec<Class> {
+    let geometry = geometry(form);
+    let class = |fingerprint| match form {
+        Form::Filter => geometry.class_at(0, even, fingerprint).unwrap(),
+        // The mixed hash of that fingerprint and bucket.
+        Form::Exact => {
+            let high = (u64::from(fingerprint) << 20).div_ceil(65_535);
+            geometry.class_of_mixed(high << 12 | u64::from(even))
+        }
+    };
+    let fits = |class: &Class| geometry.indices(geometry.seat(*class)) == (even.into(), odd.into());
+    (1..u16::MAX).map(class).filter(fits).take(count).collect()
 }
 
 /// A full bucket 3, one of whose classes has room in bucket 0.
@@ -137,12 +145,12 @@ struct Crowded<W: Words> {
 }
 
 impl<W: Words> Crowded<W> {
-    fn new() -> Self {
-        let mut writer = Writer::with_words(geometry());
-        let wanted = between(0, 3, 1)[0];
+    fn new(form: Form) -> Self {
+        let mut writer = Writer::with_words(geometry(form));
+        let wanted = between(form, 0, 3, 1)[0];
         // It makes bucket 3 the emptier one for the wanted class.
-        let blocker = between(0, 1, 1)[0];
-        let mut others = between(2, 3, 8);
+        let blocker = between(form, 0, 1, 1)[0];
+        let mut others = between(form, 2, 3, 8);
         let newcomer = others.pop().unwrap();
         for class in [blocker, wanted].into_iter().chain(others) {
             writer.insert(class).unwrap();
@@ -170,12 +178,12 @@ fn look_beside<W: Words>(
 }
 
 /// Looks as a search does: first for many classes at once, and again if anything moved.
-fn glimpse_beside_a_move<W: Words>() {
+fn glimpse_beside_a_move<W: Words>(form: Form) {
     let Crowded {
         mut writer,
         wanted,
         newcomer,
-    } = Crowded::<W>::new();
+    } = Crowded::<W>::new(form);
     let reader = writer.reader();
     let work = thread::spawn(move || writer.insert(newcomer).unwrap());
 
@@ -188,20 +196,20 @@ fn glimpse_beside_a_move<W: Words>() {
     work.join().unwrap();
 }
 
-fn look_beside_a_move<W: Words>() {
+fn look_beside_a_move<W: Words>(form: Form) {
     let Crowded {
         writer,
         wanted,
         newcomer,
-    } = Crowded::<W>::new();
+    } = Crowded::<W>::new(form);
     look_beside(writer, wanted, move |writer| {
         writer.insert(newcomer).unwrap();
     });
 }
 
-fn look_beside_an_overflowed_entry_that_settles<W: Words>() {
-    let mut writer = Writer::<W>::with_words(geometry());
-    let classes = between(0, 3, 9);
+fn look_beside_an_overflowed_entry_that_settles<W: Words>(form: Form) {
+    let mut writer = Writer::<W>::with_words(geometry(form));
+    let classes = between(form, 0, 3, 9);
     let (wanted, first) = (classes[8], classes[0]);
     for class in classes {
         writer.insert(class).unwrap();
@@ -215,105 +223,124 @@ fn look_beside_an_overflowed_entry_that_settles<W: Words>() {
 
 #[test]
 fn the_model_moves_the_wanted_class() {
-    loom::model(|| {
-        let mut table = Crowded::<Sound>::new();
-        let in_bucket = |table: &Crowded<Sound>, at: u16| {
-            bucket::holds(table.writer.word(0, at).own(), table.wanted.fingerprint())
-        };
-        assert!(in_bucket(&table, 3) && !in_bucket(&table, 0));
+    for form in FORMS {
+        loom::model(move || {
+            let mut table = Crowded::<Sound>::new(form);
+            let in_bucket = |table: &Crowded<Sound>, at: usize| {
+                let Table {
+                    store, geometry, ..
+                } = &*table.writer.table;
+                let wanted = geometry.seat(table.wanted).fingerprint();
+                bucket::holds(store.fingerprints(geometry, at), wanted)
+            };
+            assert!(in_bucket(&table, 3) && !in_bucket(&table, 0));
 
-        table.writer.insert(table.newcomer).unwrap();
+            table.writer.insert(table.newcomer).unwrap();
 
-        assert!(in_bucket(&table, 0) && !in_bucket(&table, 3));
-    });
+            assert!(in_bucket(&table, 0) && !in_bucket(&table, 3));
+        });
+    }
 }
 
 #[test]
 fn a_class_is_found_while_it_moves() {
-    loom::model(look_beside_a_move::<Sound>);
+    for form in FORMS {
+        loom::model(move || look_beside_a_move::<Sound>(form));
+    }
 }
 
 #[test]
 #[should_panic(expected = "missed")]
 fn a_class_is_missed_if_moves_are_not_counted() {
-    loom::model(look_beside_a_move::<Uncounted>);
+    loom::model(|| look_beside_a_move::<Uncounted>(Form::Filter));
 }
 
 #[test]
 #[should_panic(expected = "missed")]
 fn a_class_is_missed_if_entries_are_unordered() {
-    loom::model(look_beside_a_move::<Unordered>);
+    loom::model(|| look_beside_a_move::<Unordered>(Form::Filter));
 }
 
 #[test]
 #[should_panic(expected = "missed")]
 fn a_class_is_missed_if_moves_are_counted_loosely() {
-    loom::model(look_beside_a_move::<LooselyCounted>);
+    loom::model(|| look_beside_a_move::<LooselyCounted>(Form::Filter));
 }
 
 #[test]
 fn a_class_is_found_by_a_glimpse_while_it_moves() {
-    loom::model(glimpse_beside_a_move::<Sound>);
+    for form in FORMS {
+        loom::model(move || glimpse_beside_a_move::<Sound>(form));
+    }
 }
 
 #[test]
 #[should_panic(expected = "missed")]
 fn a_class_is_missed_by_a_glimpse_if_moves_are_not_counted() {
-    loom::model(glimpse_beside_a_move::<Uncounted>);
+    loom::model(|| glimpse_beside_a_move::<Uncounted>(Form::Filter));
 }
 
 #[test]
 #[should_panic(expected = "missed")]
 fn a_class_is_missed_by_a_glimpse_if_moves_are_counted_loosely() {
-    loom::model(glimpse_beside_a_move::<LooselyCounted>);
+    loom::model(|| glimpse_beside_a_move::<LooselyCounted>(Form::Filter));
 }
 
 #[test]
 fn a_class_is_found_while_it_moves_to_and_fro() {
-    loom::model(|| {
-        let Crowded { writer, wanted, .. } = Crowded::<Sound>::new();
-        look_beside(writer, wanted, move |writer| {
-            writer.push(0, 3, 0, wanted.fingerprint());
-            writer.push(0, 0, 3, wanted.fingerprint());
-            writer.push(0, 3, 0, wanted.fingerprint());
+    for form in FORMS {
+        loom::model(move || {
+            let Crowded { writer, wanted, .. } = Crowded::<Sound>::new(form);
+            look_beside(writer, wanted, move |writer| {
+                let fingerprint = writer.geometry().seat(wanted).fingerprint();
+                writer.push(0, 3, 0, fingerprint);
+                writer.push(0, 0, 3, fingerprint);
+                writer.push(0, 3, 0, fingerprint);
+            });
         });
-    });
+    }
 }
 
 #[test]
 fn a_class_is_found_while_its_overflowed_entry_settles() {
-    loom::model(look_beside_an_overflowed_entry_that_settles::<Sound>);
+    for form in FORMS {
+        loom::model(move || look_beside_an_overflowed_entry_that_settles::<Sound>(form));
+    }
 }
 
 #[test]
 #[should_panic(expected = "missed")]
 fn a_class_is_missed_if_settling_is_not_counted() {
-    loom::model(look_beside_an_overflowed_entry_that_settles::<Uncounted>);
+    loom::model(|| look_beside_an_overflowed_entry_that_settles::<Uncounted>(Form::Filter));
 }
 
 #[test]
 fn a_class_is_found_while_its_double_comes_and_goes() {
-    loom::model(|| {
-        let Crowded { writer, wanted, .. } = Crowded::<Sound>::new();
-        look_beside(writer, wanted, move |writer| {
-            writer.insert(wanted).unwrap();
-            assert!(writer.remove(wanted));
+    for form in FORMS {
+        loom::model(move || {
+            let Crowded { writer, wanted, .. } = Crowded::<Sound>::new(form);
+            look_beside(writer, wanted, move |writer| {
+                writer.insert(wanted).unwrap();
+                assert!(writer.remove(wanted));
+            });
         });
-    });
+    }
 }
 
 #[test]
 fn a_class_is_found_while_its_chunk_is_replaced() {
-    loom::model(|| {
-        let Crowded {
-            writer,
-            wanted,
-            newcomer,
-        } = Crowded::<Sound>::new();
-        let mut classes = [wanted, newcomer];
-        classes.sort_unstable();
-        look_beside(writer, wanted, move |writer| {
-            writer.replace_chunk(0, &classes).unwrap();
+    for form in FORMS {
+        loom::model(move || {
+            let Crowded {
+                writer,
+                wanted,
+                newcomer,
+            } = Crowded::<Sound>::new(form);
+            let mut classes = [wanted, newcomer];
+            classes.sort_unstable();
+            look_beside(writer, wanted, move |writer| {
+                writer.replace_chunk(0, &classes).unwrap();
+            });
         });
-    });
+    }
 }

@@ -278,17 +278,14 @@ impl Table {
     }
 
     fn take(&mut self, seq: Seq, class: Class, change: Change) {
-        if let Some(missing) = self.missing.get_mut(&class.chunk()) {
+        let chunk = self.writer.geometry().chunk(class);
+        if let Some(missing) = self.missing.get_mut(&chunk) {
             if missing.announced.is_some() {
                 missing.kept.push((seq, class, change));
                 self.kept += 1;
                 return;
             }
-        } else if self
-            .ahead
-            .get(&class.chunk())
-            .is_some_and(|cut| seq <= *cut)
-        {
+        } else if self.ahead.get(&chunk).is_some_and(|cut| seq <= *cut) {
             return;
         }
         self.change(class, change);

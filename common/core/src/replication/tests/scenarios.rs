@@ -189,7 +189,7 @@ fn a_subscriber_that_fell_off_the_ring_gets_the_touched_chunks_only() {
     let touched = {
         let geometry = *world.publisher.geometry();
         let key = MixKey::from_bytes(&[5; 32]);
-        geometry.class(&key, crate::block::ChainHash(500)).chunk()
+        geometry.chunk(geometry.class(&key, crate::block::ChainHash(500)))
     };
 
     for _ in 0..20 {

@@ -1,0 +1,214 @@
+//! How a table's entries stand in memory, in each form.
+//!
+//! A bucket of fingerprints is one word, so a change of it is one store. A bucket of whole
+//! classes is four words in one cache line, each of which is stored alone. Either way an entry
+//! comes and goes by one store, which is all that the protocol in `table.rs` relies on.
+
+use super::bucket::{self, LANE_BITS, LANES};
+use super::class::{Class, Seat};
+use super::geometry::{Form, Geometry};
+use super::words::{Word, Words};
+
+/// The buckets of a table, empty ones of zeros.
+pub(super) enum Store<W: Words> {
+    /// A word for each, with a fingerprint in each of its lanes.
+    Packed(Box<[W::Entries]>),
+    /// A word for each slot, with the whole class.
+    Whole(Box<[Quad<W::Entries>]>),
+}
+
+/// A bucket of whole classes, aligned so that it never lies across two cache lines.
+#[repr(align(32))]
+pub(super) struct Quad<E>([E; LANES as usize]);
+
+impl<E: Word> Quad<E> {
+    fn empty() -> Self {
+        Self([(); LANES as usize].map(|()| E::new(0)))
+    }
+
+    #[inline]
+    fn holds(&self, class: u64) -> bool {
+        // Every slot is read: a branch would wait for the one before.
+        let slots = self.0.iter();
+        slots.fold(false, |held, slot| held | (slot.load() == class))
+    }
+
+    /// The first slot with these bits, as the writer knows it.
+    fn slot(&self, bits: u64) -> Option<&E> {
+        self.0.iter().find(|slot| slot.own() == bits)
+    }
+}
+
+impl<W: Words> Store<W> {
+    pub(super) fn new(geometry: &Geometry) -> Self {
+        let buckets = 0..geometry.index(geometry.chunks(), 0);
+        match geometry.form() {
+            Form::Filter => Self::Packed(buckets.map(|_| W::Entries::new(0)).collect()),
+            Form::Exact => Self::Whole(buckets.map(|_| Quad::empty()).collect()),
+        }
+    }
+
+    /// The two buckets of a class, for readers; none if it is of a larger table.
+    #[inline]
+    pub(super) fn pair(&self, geometry: &Geometry, class: Class) -> Option<Pair<'_, W::Entries>> {
+        let seat = geometry.seat(class);
+        let (even, odd) = geometry.indices(seat);
+        Some(match self {
+            Self::Packed(words) => Pair::Packed {
+                words: [words.get(even)?, words.get(odd)?],
+                fingerprint: seat.fingerprint(),
+            },
+            Self::Whole(quads) => Pair::Whole {
+                quads: [quads.get(even)?, quads.get(odd)?],
+                class: class.to_bits(),
+            },
+        })
+    }
+
+    /// The fingerprints in a bucket, as lanes of one word.
+    #[inline]
+    pub(super) fn fingerprints(&self, geometry: &Geometry, at: usize) -> u64 {
+        let quad = match self {
+            Self::Packed(words) => return words[at].own(),
+            Self::Whole(quads) => &quads[at],
+        };
+        let fingerprint = |slot: &W::Entries| match Class::from_bits(slot.own()) {
+            Some(class) => u64::from(geometry.seat(class).fingerprint()),
+            None => 0,
+        };
+        let lanes = quad.0.iter().rev();
+        lanes.fold(0, |word, slot| word << LANE_BITS | fingerprint(slot))
+    }
+
+    /// How many slots of a bucket are empty.
+    #[inline]
+    pub(super) fn empty_slots(&self, at: usize) -> u32 {
+        match self {
+            Self::Packed(words) => bucket::empty_lanes(words[at].own()),
+            Self::Whole(quads) => {
+                let slots = quads[at].0.iter();
+                slots.map(|slot| u32::from(slot.own() == 0)).sum()
+            }
+        }
+    }
+
+    /// Puts an entry into the first empty slot of a bucket; false if there is none.
+    #[inline]
+    pub(super) fn put(&self, at: usize, class: Class, seat: Seat) -> bool {
+        match self {
+            Self::Packed(words) => {
+                let with = bucket::with(words[at].own(), seat.fingerprint());
+                with.map(|entries| words[at].store(entries)).is_some()
+            }
+            Self::Whole(quads) => {
+                let free = quads[at].slot(0);
+                free.map(|slot| slot.store(class.to_bits())).is_some()
+            }
+        }
+    }
+
+    /// Erases the first entry of a class in a bucket; false if there is none.
+    #[inline]
+    pub(super) fn take(&self, at: usize, class: Class, seat: Seat) -> bool {
+        match self {
+            Self::Packed(words) => {
+                let without = bucket::without(words[at].own(), seat.fingerprint());
+                without.map(|entries| words[at].store(entries)).is_some()
+            }
+            Self::Whole(quads) => {
+                let held = quads[at].slot(class.to_bits());
+                held.map(|slot| slot.store(0)).is_some()
+            }
+        }
+    }
+
+    /// The first entry with this fingerprint in a bucket.
+    pub(super) fn find(
+        &self,
+        geometry: &Geometry,
+        (chunk, bucket): (u32, u16),
+        fingerprint: u16,
+    ) -> Option<Class> {
+        let at = geometry.index(chunk, bucket);
+        match self {
+            Self::Packed(words) => bucket::holds(words[at].own(), fingerprint)
+                .then(|| geometry.class_of_stored(chunk, bucket, fingerprint)),
+            Self::Whole(quads) => {
+                let slots = quads[at].0.iter();
+                let mut classes = slots.filter_map(|slot| Class::from_bits(slot.own()));
+                classes.find(|class| geometry.seat(*class).fingerprint() == fingerprint)
+            }
+        }
+    }
+
+    /// Adds a bucket's entries to a list.
+    #[inline]
+    pub(super) fn list(
+        &self,
+        geometry: &Geometry,
+        (chunk, bucket): (u32, u16),
+        classes: &mut Vec<Class>,
+    ) {
+        let at = geometry.index(chunk, bucket);
+        match self {
+            Self::Packed(words) => {
+                let mut word = words[at].own();
+                while word != 0 {
+                    let fingerprint = bucket::lane(word, 0);
+                    if fingerprint != 0 {
+                        classes.push(geometry.class_of_stored(chunk, bucket, fingerprint));
+                    }
+                    word >>= LANE_BITS;
+                }
+            }
+            Self::Whole(quads) => {
+                let slots = quads[at].0.iter();
+                classes.extend(slots.filter_map(|slot| Class::from_bits(slot.own())));
+            }
+        }
+    }
+
+    pub(super) fn clear(&self) {
+        match self {
+            Self::Packed(words) => words.iter().for_each(|word| word.store(0)),
+            Self::Whole(quads) => {
+                let slots = quads.iter().flat_map(|quad| &quad.0);
+                slots.for_each(|slot| slot.store(0));
+            }
+        }
+    }
+}
+
+/// The two buckets of a class, the even one first, and what to look for in them.
+pub(super) enum Pair<'a, E> {
+    Packed { words: [&'a E; 2], fingerprint: u16 },
+    Whole { quads: [&'a Quad<E>; 2], class: u64 },
+}
+
+impl<E: Word> Pair<'_, E> {
+    /// Whether either bucket has it at a first look.
+    ///
+    /// All loads are issued before any is looked at: they miss the cache together.
+    #[inline]
+    pub(super) fn holds(&self) -> bool {
+        match self {
+            Self::Packed {
+                words: [even, odd],
+                fingerprint,
+            } => bucket::holds(even.load(), *fingerprint) | bucket::holds(odd.load(), *fingerprint),
+            Self::Whole {
+                quads: [even, odd],
+                class,
+            } => even.holds(*class) | odd.holds(*class),
+        }
+    }
+
+    /// Brings both into the cache; the word means nothing.
+    #[inline]
+    pub(super) fn read(&self) -> u64 {
+        match self {
+            Self::Packed { words, .. } => words[0].own() | words[1].own(),
+            Self::Whole { quads, .. } => quads[0].0[0].own() | quads[1].0[0].own(),
+        }
+    }
+}
