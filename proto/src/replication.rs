@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kvgrid_core::PoolId;
-use kvgrid_core::filter::{Geometry, Header};
+use kvgrid_core::filter::{Form, Geometry, Header};
 use kvgrid_core::replication::{
     Announced, Begin, Chunk, Completeness, Delta, Digests, End, Epoch, Frame, Request, Resume, Seq,
     Status, SubscriptionId,
@@ -19,10 +19,12 @@ pub fn request_to_wire(pool: PoolId, request: Request) -> v1::edge_frame::Frame 
     match request {
         Request::Subscribe {
             subscription,
+            form,
             resume,
         } => v1::edge_frame::Frame::Subscribe(v1::Subscribe {
             pool_id: pool.0,
             subscription: subscription.0,
+            form: form_to_wire(form).into(),
             resume: resume.map(|resume| v1::Resume {
                 epoch: resume.epoch.to_bits(),
                 sequence: resume.seq.0,
@@ -47,9 +49,26 @@ pub fn subscribe_from_wire(wire: v1::Subscribe) -> Result<(PoolId, Request), Con
     };
     let request = Request::Subscribe {
         subscription: SubscriptionId(wire.subscription),
+        form: form_from_wire(&wire),
         resume: wire.resume.map(resume).transpose()?,
     };
     Ok((PoolId(wire.pool_id), request))
+}
+
+fn form_to_wire(form: Form) -> v1::Form {
+    match form {
+        Form::Filter => v1::Form::Filter,
+        Form::Exact => v1::Form::Exact,
+    }
+}
+
+/// Of an older edge a filter; what a newer one may want beyond these is answered with a filter
+/// as well.
+fn form_from_wire(wire: &v1::Subscribe) -> Form {
+    match v1::Form::try_from(wire.form) {
+        Ok(v1::Form::Exact) => Form::Exact,
+        Ok(v1::Form::Filter) | Err(_) => Form::Filter,
+    }
 }
 
 /// A request for digests, as the relay reads it.
@@ -263,8 +282,13 @@ mod tests {
         prop::collection::vec(any::<u8>(), 0..64).prop_map(Arc::from)
     }
 
+    fn forms() -> impl Strategy<Value = Form> {
+        prop_oneof![Just(Form::Filter), Just(Form::Exact)]
+    }
+
     fn geometries() -> impl Strategy<Value = Geometry> {
-        (0..1_000_000_u64, any::<u64>()).prop_map(|(n, key)| Geometry::for_capacity(n, key))
+        (0..1_000_000_u64, any::<u64>(), forms())
+            .prop_map(|(n, key, form)| Geometry::for_capacity(n, key).with_form(form))
     }
 
     fn announced() -> impl Strategy<Value = Announced> {
@@ -351,9 +375,12 @@ mod tests {
             missing,
         });
         let subscribe =
-            (any::<u64>(), prop::option::of(resume)).prop_map(|(id, resume)| Request::Subscribe {
-                subscription: SubscriptionId(id),
-                resume,
+            (any::<u64>(), forms(), prop::option::of(resume)).prop_map(|(id, form, resume)| {
+                Request::Subscribe {
+                    subscription: SubscriptionId(id),
+                    form,
+                    resume,
+                }
             });
         let audit = any::<u64>().prop_map(|id| Request::Audit {
             subscription: SubscriptionId(id),
@@ -390,6 +417,27 @@ mod tests {
             };
 
             prop_assert_eq!(read, (PoolId(pool), request));
+        }
+    }
+
+    #[test]
+    fn a_form_that_nobody_names_or_knows_is_a_filter() {
+        for form in [0, 99, -1] {
+            let wire = v1::Subscribe {
+                form,
+                ..v1::Subscribe::default()
+            };
+
+            let (_, request) = subscribe_from_wire(wire).unwrap();
+
+            let form = Form::Filter;
+            let subscription = SubscriptionId(0);
+            let expected = Request::Subscribe {
+                subscription,
+                form,
+                resume: None,
+            };
+            assert_eq!(request, expected);
         }
     }
 

@@ -18,7 +18,7 @@ use kvgrid_core::residency::ResidencyStats;
 use kvgrid_core::{Instant, ModelName, PoolId};
 use kvgrid_runtime::Clock;
 use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{block_in_place, yield_now};
 
 use crate::config::{Feeds, LimitsTable, SourceSettings};
@@ -106,6 +106,8 @@ pub(crate) struct Pools {
     events: mpsc::Receiver<SourceEvent>,
     reports: watch::Sender<Vec<PoolReport>>,
     clock: Clock,
+    /// Says that edges want something else of a pool.
+    wishes: Arc<Notify>,
 }
 
 /// Whose pools they are, and where they are told.
@@ -223,6 +225,7 @@ impl Pools {
             events,
             reports: watch::Sender::new(reports),
             clock,
+            wishes: hub.wishes(),
         }
     }
 
@@ -239,17 +242,14 @@ impl Pools {
                 .iter()
                 .filter_map(|source| source.holdings.due(self.clock.now()));
             let deadline = due.min().unwrap_or(Instant::from_micros(u64::MAX));
-            // Both arms may be dropped while they wait.
+            // All arms may be dropped while they wait.
             tokio::select! {
                 event = self.events.recv() => match event {
                     Some(event) => self.take(event).await,
                     None => return,
                 },
-                () = tokio::time::sleep_until(self.clock.deadline(deadline)) => {
-                    for place in 0..self.pools.len() {
-                        self.tell(place);
-                    }
-                }
+                () = tokio::time::sleep_until(self.clock.deadline(deadline)) => self.tell_all(),
+                () = self.wishes.notified() => self.tell_all(),
             }
         }
     }
@@ -288,6 +288,12 @@ impl Pools {
         }
         holdings.settle(self.clock.now());
         self.tell(place);
+    }
+
+    fn tell_all(&mut self) {
+        for place in 0..self.pools.len() {
+            self.tell(place);
+        }
     }
 
     /// Tells what is due of one pool.

@@ -9,6 +9,7 @@ mod bucket;
 mod card;
 mod control;
 mod feed;
+mod forms;
 mod pool;
 mod session;
 mod sessions;
@@ -23,7 +24,7 @@ use kvgrid_core::load::LoadSample;
 use kvgrid_core::replication::PublisherConfig;
 use kvgrid_core::view::{CardDigest, ModelView, PoolFacts};
 use kvgrid_runtime::Clock;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 pub(crate) use pool::{PoolPublisher, PoolShape, PoolSpec, PoolStatus};
 pub(crate) use session::serve;
@@ -74,6 +75,8 @@ struct Inner {
     leaving: watch::Sender<bool>,
     pools: watch::Sender<Arc<Pools>>,
     sessions: Sessions,
+    /// Wakes who feeds the pools: what edges want of one has changed.
+    wishes: Arc<Notify>,
 }
 
 impl Hub {
@@ -88,6 +91,7 @@ impl Hub {
             leaving: watch::Sender::new(false),
             pools: watch::Sender::default(),
             sessions: Sessions::default(),
+            wishes: Arc::default(),
         }))
     }
 
@@ -126,11 +130,17 @@ impl Hub {
     /// It begins partial: who feeds it says when it knows more.
     pub(crate) fn pool(&self, spec: &PoolSpec) -> PoolPublisher {
         let config = &self.0.config;
-        let pool = Arc::new(Pool::new(spec, config));
+        let pool = Arc::new(Pool::new(spec, config, &self.0.wishes));
         self.0.pools.send_modify(|pools| {
             Arc::make_mut(pools).insert(pool.id(), Arc::clone(&pool));
         });
         PoolPublisher::new(pool, self.clone())
+    }
+
+    /// Notified when edges want whole hashes of a pool, or no more: [`PoolPublisher::tell_exact`]
+    /// may have something to do.
+    pub(crate) fn wishes(&self) -> Arc<Notify> {
+        Arc::clone(&self.0.wishes)
     }
 
     /// Pools that are offered now.

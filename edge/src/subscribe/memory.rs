@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kvgrid_core::ckf::Naming;
+use kvgrid_core::filter::Form;
 use kvgrid_core::replication::{Replica, ReplicaConfig, ReplicaError, Request};
 use kvgrid_core::view::{CardDigest, ModelView, PoolView};
 use kvgrid_core::{Instant, PoolId};
@@ -12,9 +13,6 @@ use tracing::warn;
 /// Most bytes of the tables of one relay's pools, but for a table that replaces another: a
 /// relay, even a compromised one, can't fill this edge's memory. A tenth of it is usual.
 const TABLE_BYTES: u64 = 2 << 30;
-
-/// Bytes of a table's chunk.
-const CHUNK_BYTES: u64 = 32 << 10;
 
 /// How long a pool is kept, stale, that a relay doesn't list when it is connected again: after
 /// a restart it may have to find its workers before it can.
@@ -61,9 +59,17 @@ impl Followed {
                 source, "Pool names its blocks in a way not known here: not followed"
             );
         }
+        // Who names blocks by a filter's classes has nothing more exact.
+        let form = match listed.naming {
+            Naming::Chain => config.form,
+            Naming::Ckf(_) | Naming::Unknown => Form::Filter,
+        };
         Self {
             listed,
-            replica: Replica::new(config.clone()),
+            replica: Replica::new(ReplicaConfig {
+                form,
+                ..config.clone()
+            }),
             listed_now: true,
             connected: false,
             unlisted_until: None,
@@ -165,8 +171,7 @@ impl Memory {
             return Ok(());
         };
         let others = self.table_bytes.saturating_sub(replica.table_bytes());
-        let room = self.most_table_bytes.saturating_sub(others) / CHUNK_BYTES;
-        replica.limit_chunks(u32::try_from(room).unwrap_or(u32::MAX));
+        replica.limit_bytes(self.most_table_bytes.saturating_sub(others));
         let fed = input(replica);
         self.table_bytes = others + replica.table_bytes();
         fed
@@ -227,6 +232,7 @@ mod tests {
 
     use kvgrid_core::ModelId;
     use kvgrid_core::block::HashFormat;
+    use kvgrid_core::ckf::Format;
     use kvgrid_core::event::Tier;
     use kvgrid_core::filter::{Geometry, MixKey};
     use kvgrid_core::replication::{
@@ -278,6 +284,29 @@ mod tests {
         let asked: Vec<_> = asked.into_iter().map(|(pool, _)| pool.0).collect();
         assert_eq!(asked, [2]);
         assert_eq!(memory.pools().len(), 2);
+    }
+
+    #[test]
+    fn whole_hashes_are_asked_for_where_blocks_are_named_by_them() {
+        let mut memory = wanted();
+        let config = ReplicaConfig {
+            form: Form::Exact,
+            ..ReplicaConfig::with_keys(Vec::new())
+        };
+        let naming = Naming::Ckf(Format::new(7, 1024).unwrap());
+        let pools = vec![pool(1), PoolView { naming, ..pool(2) }];
+
+        memory.handle_catalog((Vec::new(), pools), &config, Instant::ZERO);
+
+        let asked = memory.poll_requests(Instant::ZERO);
+        let asked: Vec<_> = asked
+            .into_iter()
+            .map(|(pool, request)| match request {
+                Request::Subscribe { form, .. } => (pool.0, form),
+                Request::Audit { .. } => panic!("{request:?}"),
+            })
+            .collect();
+        assert_eq!(asked, [(1, Form::Exact), (2, Form::Filter)]);
     }
 
     #[test]
@@ -397,7 +426,7 @@ mod tests {
                 replica.handle_frame(SubscriptionId(1), begin.clone(), Instant::ZERO)
             })
         };
-        let mut memory = Memory::new(geometry.bytes() + 3 * CHUNK_BYTES);
+        let mut memory = Memory::new(geometry.bytes() + 3 * geometry.chunk_bytes());
         memory.set_wanted(true, Instant::ZERO);
 
         list(&mut memory, &[1, 2]);

@@ -156,6 +156,12 @@ impl Part {
             let live = || self.pool.residency.published();
             unhurried(|| offer.publisher.grow_if_due(live));
         }
+        let live = || self.pool.residency.published();
+        if offer.publisher.exact_is_due() {
+            unhurried(|| offer.publisher.tell_exact(live, now));
+        } else {
+            offer.publisher.tell_exact(live, now);
+        }
     }
 
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {

@@ -6,6 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::BytesMut;
+use kvgrid_core::filter::Form;
 use kvgrid_core::replication::{Chunk, Resume, Subscription, SubscriptionId};
 use kvgrid_proto::frame::{self, BULK_LIMIT, FrameError};
 use kvgrid_proto::v1::stream_head::Content;
@@ -18,6 +19,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
+use super::forms::Wanted;
 use super::pool::{Lifetime, Pool};
 use super::session::SessionError;
 
@@ -30,16 +32,28 @@ const WRITE_BYTES: usize = 64 * 1024;
 pub(super) struct Feed {
     pool: Arc<Pool>,
     id: SubscriptionId,
+    form: Form,
+    /// Keeps whole hashes published.
+    _wanted: Option<Wanted>,
     subscription: Mutex<Subscription>,
     audits: Notify,
 }
 
 impl Feed {
-    pub(super) fn new(pool: Arc<Pool>, id: SubscriptionId, resume: Option<Resume>) -> Self {
-        let subscription = pool.publisher().subscribe(resume);
+    /// In the form that is wanted, if the pool has it.
+    pub(super) fn new(
+        pool: Arc<Pool>,
+        (id, form): (SubscriptionId, Form),
+        resume: Option<Resume>,
+    ) -> Self {
+        let form = pool.form(form);
+        let _wanted = (form == Form::Exact).then(|| Wanted::new(&pool));
+        let subscription = pool.publishers().filter.subscribe(resume);
         Self {
             pool,
             id,
+            form,
+            _wanted,
             subscription: Mutex::new(subscription),
             audits: Notify::new(),
         }
@@ -62,7 +76,10 @@ impl Feed {
     fn poll_frames(&self, buffer: &mut BytesMut) -> Result<(), FrameError> {
         let mut subscription = self.subscription();
         while buffer.len() < WRITE_BYTES {
-            let polled = self.pool.publisher().poll_frame(&mut subscription);
+            let polled = match self.pool.publishers().of(self.form) {
+                Some(publisher) => publisher.poll_frame(&mut subscription),
+                None => None,
+            };
             let Some(polled) = polled else { break };
             frame::encode_into(&frame_to_wire(polled), BULK_LIMIT, buffer)?;
         }
@@ -74,7 +91,26 @@ impl Feed {
         if subscription.queued_chunks() == 0 {
             return None;
         }
-        self.pool.publisher().poll_chunk(&mut subscription)
+        let mut publishers = self.pool.publishers();
+        publishers.of(self.form)?.poll_chunk(&mut subscription)
+    }
+
+    /// Permits that one of its chunks takes, by what it is coded in.
+    const fn chunk_permits(&self) -> u32 {
+        match self.form {
+            Form::Filter => 1,
+            Form::Exact => 3,
+        }
+    }
+
+    fn try_acquire(&self, permits: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+        let permits = Arc::clone(permits);
+        permits.try_acquire_many_owned(self.chunk_permits()).ok()
+    }
+
+    async fn acquire(&self, permits: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+        let permits = Arc::clone(permits);
+        permits.acquire_many_owned(self.chunk_permits()).await.ok()
     }
 
     fn has_chunks(&self) -> bool {
@@ -114,7 +150,7 @@ pub(super) async fn run(
                 Err(error) => return Err(error.into()),
             }
         }
-        if let Some(permit) = spare.take().or_else(|| try_acquire(&permits))
+        if let Some(permit) = spare.take().or_else(|| feed.try_acquire(&permits))
             && let Some(chunk) = feed.poll_chunk()
         {
             sending.spawn(send_chunk(
@@ -129,8 +165,8 @@ pub(super) async fn run(
         tokio::select! {
             _ = news.changed() => {}
             () = feed.audits.notified() => {}
-            permit = Arc::clone(&permits).acquire_owned(), if feed.has_chunks() => {
-                spare = permit.ok();
+            permit = feed.acquire(&permits), if feed.has_chunks() => {
+                spare = permit;
             }
             Some(sent) = sending.join_next() => sent.unwrap_or(Ok(()))?,
         }
@@ -138,10 +174,6 @@ pub(super) async fn run(
     debug!(pool = feed.pool.id().0, "Pool withdrawn");
     stream.finish();
     Ok(())
-}
-
-fn try_acquire(permits: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
-    Arc::clone(permits).try_acquire_owned().ok()
 }
 
 /// A stream of its own that begins with `content`, and is reset if it does not end by itself.

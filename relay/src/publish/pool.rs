@@ -8,14 +8,16 @@ use std::time::Duration;
 use kvgrid_core::block::{ChainHash, HashFormat};
 use kvgrid_core::ckf::Naming;
 use kvgrid_core::event::Tier;
-use kvgrid_core::filter::{Geometry, MixKey};
+use kvgrid_core::filter::{Form, Geometry, MixKey};
 use kvgrid_core::replication::{Completeness, Epoch, Publisher, Replacement, ReplicaView, Seq};
 use kvgrid_core::residency::PoolOp;
 use kvgrid_core::view::PoolView;
 use kvgrid_core::{Instant, ModelName, PoolId};
-use tokio::sync::watch;
+use kvgrid_runtime::Clock;
+use tokio::sync::{Notify, watch};
 use tracing::info;
 
+use super::forms::Publishers;
 use super::{Hub, HubConfig};
 
 /// Blocks a pool is made for when nobody knows how many there can be: a table of 32 KiB, which
@@ -121,12 +123,14 @@ pub(super) struct Pool {
     eviction_age: Mutex<(Option<Duration>, Instant)>,
     key: Arc<MixKey>,
     /// Held for microseconds, never across an await.
-    publisher: Mutex<Publisher>,
+    publishers: Mutex<Publishers>,
     news: watch::Sender<Lifetime>,
+    pub(super) clock: Clock,
+    pub(super) wishes: Arc<Notify>,
 }
 
 impl Pool {
-    pub(super) fn new(spec: &PoolSpec, config: &HubConfig) -> Self {
+    pub(super) fn new(spec: &PoolSpec, config: &HubConfig, wishes: &Arc<Notify>) -> Self {
         let capacity = spec.capacity_blocks.unwrap_or(UNKNOWN_CAPACITY);
         let geometry = Geometry::for_capacity(capacity, config.key.id());
         let table = Replacement::empty(Arc::clone(&config.key), geometry);
@@ -150,8 +154,13 @@ impl Pool {
             },
             eviction_age: Mutex::new((None, Instant::ZERO)),
             key: Arc::clone(&config.key),
-            publisher: Mutex::new(publisher),
+            publishers: Mutex::new(Publishers::new(
+                publisher,
+                (config.incarnation, spec.generation),
+            )),
             news: watch::Sender::new(Lifetime::Offered),
+            clock: config.clock,
+            wishes: Arc::clone(wishes),
         }
     }
 
@@ -178,9 +187,18 @@ impl Pool {
         self.news.subscribe()
     }
 
+    /// The form in which it can be told to somebody who wants this one: the names of a filter's
+    /// classes are no hashes, so that keeping all of them would make nothing exact.
+    pub(super) fn form(&self, wanted: Form) -> Form {
+        match self.view.naming {
+            Naming::Chain => wanted,
+            Naming::Ckf(_) | Naming::Unknown => Form::Filter,
+        }
+    }
+
     /// A panic elsewhere leaves at worst a batch half told, which the digests would show.
-    pub(super) fn publisher(&self) -> MutexGuard<'_, Publisher> {
-        self.publisher
+    pub(super) fn publishers(&self) -> MutexGuard<'_, Publishers> {
+        self.publishers
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -203,7 +221,7 @@ pub(crate) struct PoolStatus {
 /// leaving: what it knew stays worth something, and edges keep it as stale.
 ///
 /// Told changes are published with the next batch: the owner calls [`Self::handle_timeout`] at
-/// [`Self::poll_timeout`], and [`Self::grow_if_due`] after it.
+/// [`Self::poll_timeout`], and [`Self::grow_if_due`] and [`Self::tell_exact`] after it.
 pub(crate) struct PoolPublisher {
     pool: Arc<Pool>,
     hub: Hub,
@@ -216,29 +234,29 @@ impl PoolPublisher {
 
     /// Tells changes of the published set, in their order.
     pub(crate) fn apply(&self, changes: impl IntoIterator<Item = PoolOp>, now: Instant) {
-        self.update(|publisher| {
+        self.update(|publishers| {
             for change in changes {
-                match change {
+                publishers.each(|publisher| match change {
                     PoolOp::Insert(chain) => publisher.insert(chain, now),
                     PoolOp::Remove(chain) => publisher.remove(chain, now),
-                }
+                });
             }
         });
     }
 
     /// All changes of a source publisher up to this sequence of its own have been told.
     pub(crate) fn applied(&self, publisher: u64, sequence: u64, now: Instant) {
-        self.update(|pool| pool.set_applied(publisher, sequence, now));
+        self.update(|pool| pool.each(|it| it.set_applied(publisher, sequence, now)));
     }
 
     /// A source publisher is gone, and its changes have been told.
     pub(crate) fn forget(&self, publisher: u64, now: Instant) {
-        self.update(|pool| pool.forget_applied(publisher, now));
+        self.update(|pool| pool.each(|it| it.forget_applied(publisher, now)));
     }
 
     /// How much the pool knows of its site.
     pub(crate) fn set_completeness(&self, completeness: Completeness, now: Instant) {
-        self.update(|publisher| publisher.set_completeness(completeness, now));
+        self.update(|pool| pool.each(|it| it.set_completeness(completeness, now)));
     }
 
     /// At what age the site evicts blocks of the pool that nobody uses.
@@ -260,36 +278,75 @@ impl PoolPublisher {
         self.hub.0.pools.send_modify(|_| {});
     }
 
-    /// When the open batch is due.
+    /// When an open batch is due, or [`Self::tell_exact`] has to be called.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.pool.publisher().poll_timeout()
+        self.pool.publishers().poll_timeout()
     }
 
-    /// Closes the open batch if it is due.
+    /// Closes the open batches that are due.
     pub(crate) fn handle_timeout(&self, now: Instant) {
-        self.update(|publisher| publisher.handle_timeout(now));
+        self.update(|pool| pool.each(|publisher| publisher.handle_timeout(now)));
     }
 
     /// Whether [`Self::grow_if_due`] has something to do, which may take long.
     pub(crate) fn growth_is_due(&self) -> bool {
-        self.pool.publisher().growth().is_some()
+        let publishers = self.pool.publishers();
+        let mut forms = [Form::Filter, Form::Exact].into_iter();
+        forms.any(|form| publishers.growth(form).is_some())
     }
 
-    /// Moves to a larger table if this one is crowded. `live` gives every block that was told as
+    /// Moves to larger tables where they are crowded. `live` gives every block that was told as
     /// inserted and not as removed, and is not asked otherwise.
-    pub(crate) fn grow_if_due<I>(&self, live: impl FnOnce() -> I)
+    pub(crate) fn grow_if_due<I>(&self, live: impl Fn() -> I)
     where
         I: IntoIterator<Item = ChainHash, IntoIter: Clone>,
     {
-        let Some(geometry) = self.pool.publisher().growth() else {
-            return;
-        };
-        // Built outside the lock: subscribers go on with what there is.
-        let table = Replacement::build(Arc::clone(&self.pool.key), geometry, live());
-        let chunks = table.geometry().chunks();
-        self.update(|publisher| publisher.replace(table));
-        let status = self.status();
-        info!(pool = %self.pool.view.source, epoch = %status.epoch, blocks = status.blocks, chunks, "Pool grew");
+        for form in [Form::Filter, Form::Exact] {
+            let growth = self.pool.publishers().growth(form);
+            let Some(geometry) = growth else {
+                continue;
+            };
+            let table = self.build(geometry, live());
+            let chunks = table.geometry().chunks();
+            self.update(|publishers| {
+                if let Some(publisher) = publishers.of(form) {
+                    publisher.replace(table);
+                }
+            });
+            let status = self.status();
+            info!(pool = %self.pool.view.source, form = form.name(), blocks = status.blocks, chunks, "Pool grew");
+        }
+    }
+
+    /// Whether [`Self::tell_exact`] has to ask for the blocks, which may take long.
+    pub(crate) fn exact_is_due(&self) -> bool {
+        self.pool.publishers().exact_is_due()
+    }
+
+    /// Begins to publish whole hashes if an edge wants them, and ends it some time after the last
+    /// that did. `live` as in [`Self::grow_if_due`].
+    pub(crate) fn tell_exact<I>(&self, live: impl FnOnce() -> I, now: Instant)
+    where
+        I: IntoIterator<Item = ChainHash, IntoIter: Clone>,
+    {
+        let pool = &self.pool.view.source;
+        if self.exact_is_due() {
+            let geometry = *self.pool.publishers().filter.geometry();
+            let table = self.build(geometry.with_form(Form::Exact), live());
+            let bytes = table.geometry().bytes();
+            self.update(|publishers| publishers.begin_exact(table));
+            info!(%pool, bytes, "Whole hashes are published");
+        } else if self.pool.publishers().end_exact(now) {
+            info!(%pool, "Whole hashes are published no more");
+        }
+    }
+
+    /// A table of these blocks, built outside the lock: subscribers go on with what there is.
+    fn build<I>(&self, geometry: Geometry, live: I) -> Replacement
+    where
+        I: IntoIterator<Item = ChainHash, IntoIter: Clone>,
+    {
+        Replacement::build(Arc::clone(&self.pool.key), geometry, live)
     }
 
     /// What edges know the pool by.
@@ -304,7 +361,8 @@ impl PoolPublisher {
 
     /// How the pool stands.
     pub(crate) fn status(&self) -> PoolStatus {
-        let publisher = self.pool.publisher();
+        let publishers = self.pool.publishers();
+        let publisher = &publishers.filter;
         PoolStatus {
             epoch: publisher.epoch(),
             seq: publisher.seq(),
@@ -313,11 +371,11 @@ impl PoolPublisher {
         }
     }
 
-    fn update(&self, change: impl FnOnce(&mut Publisher)) {
+    fn update(&self, change: impl FnOnce(&mut Publishers)) {
         let news = {
-            let mut publisher = self.pool.publisher();
-            change(&mut publisher);
-            publisher.take_news()
+            let mut publishers = self.pool.publishers();
+            change(&mut publishers);
+            publishers.take_news()
         };
         if news {
             self.pool.news.send_modify(|_| {});
@@ -331,6 +389,7 @@ impl Drop for PoolPublisher {
             return;
         }
         self.hub.remove_pool(&self.pool);
+        self.pool.publishers().withdraw_exact();
         self.pool.news.send_replace(Lifetime::Withdrawn);
     }
 }

@@ -31,7 +31,7 @@ use super::feed::{self, Feed};
 /// An edge that says nothing for so long after its handshake is none.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Chunks of all subscriptions together that are sent and not yet acknowledged: at most 32 KiB
-/// each, they fill a path of 200 Mbit/s and 239 ms, and stay far below what the connection may
+/// each, or three times that and counted so of whole hashes, they fill a path of 200 Mbit/s and 239 ms, and stay far below what the connection may
 /// have unacknowledged, so that deltas and load never wait for room. The edge takes so many
 /// streams and a hundred more.
 const CHUNKS_UNDER_WAY: usize = 200;
@@ -226,6 +226,7 @@ impl Session {
         match request {
             Request::Subscribe {
                 subscription,
+                form,
                 resume,
             } => {
                 let Some(found) = self.hub.find_pool(pool) else {
@@ -233,7 +234,7 @@ impl Session {
                     debug!(pool = pool.0, "Unknown pool subscribed to");
                     return;
                 };
-                let feed = Arc::new(Feed::new(found, subscription, resume));
+                let feed = Arc::new(Feed::new(found, (subscription, form), resume));
                 let chunks = Arc::clone(&self.chunks);
                 let running = feed::run(Arc::clone(&feed), self.peer.connection.clone(), chunks);
                 let task = self.tasks.spawn(running);

@@ -9,9 +9,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use kvgrid_certs::{Accepts, CertAuthority, TrustDomain};
 use kvgrid_core::block::{ChainHash, HashFormat};
-use kvgrid_core::ckf::Naming;
+use kvgrid_core::ckf::{Format, Naming};
 use kvgrid_core::event::Tier;
-use kvgrid_core::filter::MixKey;
+use kvgrid_core::filter::{Form, MixKey};
 use kvgrid_core::replication::{Completeness, ReplicaState};
 use kvgrid_core::residency::PoolOp;
 use kvgrid_core::view::{CardDigest, ModelView};
@@ -110,11 +110,15 @@ impl Relay {
     }
 
     async fn edge(&self, name: &str) -> TestEdge {
+        self.edge_that_wants(Form::Filter, name).await
+    }
+
+    async fn edge_that_wants(&self, form: Form, name: &str) -> TestEdge {
         let uri = format!("spiffe://grid.example/region/eu/edge/{name}");
         let credentials = self.authority.credentials(&uri.parse().unwrap()).unwrap();
         let config = NodeConfig::new("127.0.0.1:0".parse().unwrap(), credentials);
         let node = Node::bind(config, &self.tasks).unwrap();
-        TestEdge::connect(node, self.node.local_addr(), key()).await
+        TestEdge::connect(node, self.node.local_addr(), (key(), form)).await
     }
 
     fn insert(&self, pool: &PoolPublisher, blocks: std::ops::Range<u64>) {
@@ -446,4 +450,134 @@ async fn a_relay_that_leaves_withdraws_no_pool() {
     drop(pool);
 
     assert_eq!((before, relay.hub.pools()), (1, 1));
+}
+
+/// Does what the pool's owner does once whole hashes are wanted of these blocks.
+async fn tell_exact(
+    relay: &Relay,
+    pool: &PoolPublisher,
+    edge: &mut TestEdge,
+    blocks: std::ops::Range<u64>,
+) {
+    edge.until(|_| pool.exact_is_due()).await;
+    pool.tell_exact(|| blocks.map(ChainHash), relay.clock.now());
+}
+
+#[tokio::test]
+async fn an_edge_that_wants_whole_hashes_gets_them_and_another_its_filter() {
+    let relay = Relay::start();
+    let pool = relay.hub.pool(&spec());
+    relay.insert(&pool, 0..5_000);
+    relay.whole(&pool);
+    let mut plain = relay.edge("eu-1").await;
+    plain.until(|edge| edge.has_all(0..5_000)).await;
+    assert!(!pool.exact_is_due());
+    let mut exact = relay.edge_that_wants(Form::Exact, "eu-2").await;
+
+    tell_exact(&relay, &pool, &mut exact, 0..5_000).await;
+    exact.until(|edge| edge.has_all(0..5_000)).await;
+    relay.insert(&pool, 5_000..5_100);
+    for edge in [&mut plain, &mut exact] {
+        edge.until(|edge| edge.view().applied(SOURCE) == Some(5_100))
+            .await;
+        assert!(edge.has_all(0..5_100));
+        assert_eq!(edge.view().completeness, Completeness::Whole);
+    }
+
+    assert_eq!(plain.form(), Some(Form::Filter));
+    assert_eq!(exact.form(), Some(Form::Exact));
+    // A filter finds some of so many by mistake.
+    assert_eq!(exact.count(100_000..200_000), 0);
+    let chains: Vec<_> = (0..6_000).map(ChainHash).collect();
+    assert_eq!(exact.depth(&chains), 5_100);
+}
+
+#[tokio::test]
+async fn an_edge_with_whole_hashes_resumes_where_it_was() {
+    let relay = Relay::start();
+    let pool = relay.hub.pool(&spec());
+    relay.insert(&pool, 0..30_000);
+    pool.grow_if_due(|| (0..30_000).map(ChainHash));
+    relay.whole(&pool);
+    let mut edge = relay.edge_that_wants(Form::Exact, "eu-1").await;
+    tell_exact(&relay, &pool, &mut edge, 0..30_000).await;
+    edge.until(|edge| edge.has_all(0..30_000)).await;
+    let chunks = edge.chunks_received();
+
+    edge.lose().await;
+    relay.insert(&pool, 30_000..30_010);
+    edge.reconnect(relay.node.local_addr()).await;
+    edge.until(|edge| edge.view().state == ReplicaState::Live)
+        .await;
+
+    // It is live only with the digest of its publisher.
+    assert_eq!(edge.chunks_received(), chunks);
+    assert_eq!(edge.count(0..40_000), 30_010);
+}
+
+#[tokio::test]
+async fn whole_hashes_outgrow_their_table_as_a_filter_does() {
+    let relay = Relay::start();
+    let pool = relay.hub.pool(&spec());
+    relay.insert(&pool, 0..100);
+    relay.whole(&pool);
+    let mut edge = relay.edge_that_wants(Form::Exact, "eu-1").await;
+    tell_exact(&relay, &pool, &mut edge, 0..100).await;
+    edge.until(|edge| edge.has_all(0..100)).await;
+
+    relay.insert(&pool, 100..40_000);
+    pool.grow_if_due(|| (0..40_000).map(ChainHash));
+
+    edge.until(|edge| edge.has_all(0..40_000)).await;
+    assert_eq!(edge.count(0..80_000), 40_000);
+}
+
+#[tokio::test]
+async fn whole_hashes_are_published_on_for_a_while_and_then_no_more() {
+    let relay = Relay::start();
+    let pool = relay.hub.pool(&spec());
+    relay.insert(&pool, 0..100);
+    relay.whole(&pool);
+    let mut edge = relay.edge_that_wants(Form::Exact, "eu-1").await;
+    tell_exact(&relay, &pool, &mut edge, 0..100).await;
+    edge.until(|edge| edge.has_all(0..100)).await;
+    assert_eq!(pool.poll_timeout(), None);
+
+    edge.lose().await;
+    within(async {
+        while pool.poll_timeout().is_none() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    let over = pool.poll_timeout().unwrap();
+    let unused = || -> std::ops::Range<u64> { panic!("nobody wants them") };
+    pool.tell_exact(|| unused().map(ChainHash), relay.clock.now());
+    assert_eq!(pool.poll_timeout(), Some(over));
+    pool.tell_exact(|| unused().map(ChainHash), over);
+    assert_eq!(pool.poll_timeout(), None);
+
+    // Wanted again they are another life's.
+    let epoch = edge.view().epoch;
+    edge.reconnect(relay.node.local_addr()).await;
+    tell_exact(&relay, &pool, &mut edge, 0..100).await;
+    edge.until(|edge| edge.view().epoch != epoch).await;
+    assert_eq!(edge.count(0..200), 100);
+}
+
+#[tokio::test]
+async fn of_a_pool_of_filters_classes_an_edge_gets_a_filter_whatever_it_wants() {
+    let relay = Relay::start();
+    let format = Format::new(7, 1024).unwrap();
+    let pool = relay.hub.pool(&PoolSpec {
+        naming: Naming::Ckf(format),
+        ..spec()
+    });
+    relay.insert(&pool, 0..100);
+    let mut edge = relay.edge_that_wants(Form::Exact, "eu-1").await;
+
+    edge.until(|edge| edge.has_all(0..100)).await;
+
+    assert_eq!(edge.form(), Some(Form::Filter));
+    assert!(!pool.exact_is_due());
 }

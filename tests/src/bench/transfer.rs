@@ -65,6 +65,7 @@ impl Follower {
         let Some(Request::Subscribe {
             subscription,
             resume,
+            ..
         }) = request
         else {
             anyhow::bail!("the replica asks for {request:?}");

@@ -7,7 +7,7 @@ use core::fmt;
 use core::num::NonZeroU64;
 use std::sync::Arc;
 
-use crate::filter::Geometry;
+use crate::filter::{Form, Geometry};
 
 /// One life of a pool's filter: a start of its relay, or a change of geometry. Opaque to
 /// replicas, which only compare for equality.
@@ -101,6 +101,9 @@ pub enum Request {
     Subscribe {
         /// Names the frames that answer.
         subscription: SubscriptionId,
+        /// The form that is wanted. A publisher without it gives a filter, as an older one does
+        /// that doesn't know the question: which it is, the geometry says.
+        form: Form,
         /// What the replica has already.
         resume: Option<Resume>,
     },

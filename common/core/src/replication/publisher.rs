@@ -103,6 +103,19 @@ impl Publisher {
         }
     }
 
+    /// A publisher of the same blocks and positions in another table, of another form say.
+    /// `table` holds every live hash, those of this one's open batch included. Told of the same
+    /// changes from now on, the two stay alike.
+    pub fn beside(&self, table: Replacement, epoch: Epoch) -> Self {
+        let mut sources = self.sources.clone();
+        sources.publish();
+        Self {
+            sources,
+            news: true,
+            ..Self::new(self.config, table, epoch)
+        }
+    }
+
     /// A block came into the pool. The caller tells only changes: a block is in at most once.
     pub fn insert(&mut self, chain: ChainHash, now: Instant) {
         self.batch

@@ -32,14 +32,14 @@ use super::message::{
     Announced, Begin, Chunk, Completeness, Digests, End, Epoch, Frame, Request, Seq, SubscriptionId,
 };
 use super::view::{ReplicaFilter, ReplicaState, ReplicaView, Syncing};
-use crate::filter::MixKey;
+use crate::filter::{Form, MixKey};
 use crate::time::Instant;
 
 /// A pool's filter as an edge has it.
 #[derive(Debug)]
 pub struct Replica {
     config: ReplicaConfig,
-    room_chunks: u32,
+    room_bytes: u64,
     link: Link,
     subscription: SubscriptionId,
     /// Whether the next subscription asks for everything.
@@ -87,7 +87,7 @@ impl Replica {
     pub fn new(config: ReplicaConfig) -> Self {
         Self {
             config,
-            room_chunks: u32::MAX,
+            room_bytes: u64::MAX,
             link: Link::Down,
             subscription: SubscriptionId::default(),
             fresh: false,
@@ -125,10 +125,9 @@ impl Replica {
         }
     }
 
-    /// Refuses tables to come of more chunks than this, where the configured limit is not the
-    /// lower one; for limits over all replicas.
-    pub const fn limit_chunks(&mut self, most: u32) {
-        self.room_chunks = most;
+    /// Refuses tables to come of more bytes than this; for limits over all replicas.
+    pub const fn limit_bytes(&mut self, most: u64) {
+        self.room_bytes = most;
     }
 
     /// Drops all that is known, and is connected to nobody.
@@ -280,6 +279,7 @@ impl Replica {
             self.next = None;
             return Request::Subscribe {
                 subscription: self.subscription,
+                form: self.config.form,
                 resume: None,
             };
         }
@@ -289,6 +289,7 @@ impl Replica {
         });
         Request::Subscribe {
             subscription: self.subscription,
+            form: self.config.form,
             resume,
         }
     }
@@ -324,14 +325,17 @@ impl Replica {
     }
 
     fn accept(&self, begin: &Begin) -> Result<Arc<MixKey>, ReplicaError> {
-        let (chunks, limit) = (
-            begin.geometry.chunks(),
-            self.config.max_chunks.min(self.room_chunks),
-        );
+        let geometry = &begin.geometry;
+        if geometry.form() == Form::Exact && self.config.form == Form::Filter {
+            return Err(ReplicaError::Form);
+        }
+        let room = self.room_bytes / geometry.chunk_bytes();
+        let room = u32::try_from(room).unwrap_or(u32::MAX);
+        let (chunks, limit) = (geometry.chunks(), self.config.max_chunks.min(room));
         if chunks > limit {
             return Err(ReplicaError::TooLarge { chunks, limit });
         }
-        let key_id = begin.geometry.key_id();
+        let key_id = geometry.key_id();
         let key = self.config.keys.iter().find(|key| key.id() == key_id);
         key.cloned().ok_or(ReplicaError::UnknownKey { key_id })
     }

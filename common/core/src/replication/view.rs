@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use super::message::{Completeness, Epoch, Seq};
-use crate::filter::{MixKey, Reader, Target};
+use crate::filter::{Form, MixKey, Reader, Target};
 use crate::time::Instant;
 
 /// Whether what a replica has can be believed.
@@ -44,6 +44,11 @@ pub struct ReplicaFilter {
 }
 
 impl ReplicaFilter {
+    /// How much it knows of each hash.
+    pub fn form(&self) -> Form {
+        self.reader.geometry().form()
+    }
+
     /// What a search looks into; `closed` says whether the pool publishes closed sets only.
     pub fn target(&self, closed: bool) -> Target<'_> {
         Target {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use kvgrid_core::PoolId;
 use kvgrid_core::block::ChainHash;
-use kvgrid_core::filter::MixKey;
+use kvgrid_core::filter::{Form, MixKey, depths};
 use kvgrid_core::replication::{Replica, ReplicaConfig, ReplicaView, SubscriptionId};
 use kvgrid_core::view::CardDigest;
 use kvgrid_proto::frame::{BULK_LIMIT, CONTROL_LIMIT};
@@ -61,11 +61,19 @@ struct Link {
 }
 
 impl TestEdge {
-    pub(super) async fn connect(node: Node, relay: SocketAddr, key: Arc<MixKey>) -> Self {
+    pub(super) async fn connect(
+        node: Node,
+        relay: SocketAddr,
+        (key, form): (Arc<MixKey>, Form),
+    ) -> Self {
+        let config = ReplicaConfig {
+            form,
+            ..ReplicaConfig::with_keys(vec![Arc::clone(&key)])
+        };
         let mut edge = Self {
             node,
             clock: Clock::start(),
-            replica: Replica::new(ReplicaConfig::with_keys(vec![Arc::clone(&key)])),
+            replica: Replica::new(config),
             key,
             link: None,
             subscription: None,
@@ -234,15 +242,33 @@ impl TestEdge {
         self.replica.snapshot()
     }
 
-    pub(super) fn has_all(&self, mut blocks: std::ops::Range<u64>) -> bool {
+    pub(super) fn has_all(&self, blocks: std::ops::Range<u64>) -> bool {
+        let all = blocks.end - blocks.start;
+        self.view().filter.is_some() && self.count(blocks) == all
+    }
+
+    /// How many of these blocks are found.
+    pub(super) fn count(&self, blocks: std::ops::Range<u64>) -> u64 {
         let view = self.view();
         let Some(filter) = &view.filter else {
-            return false;
+            return 0;
         };
-        blocks.all(|block| {
-            let class = filter.reader.geometry().class(&self.key, ChainHash(block));
+        let found = blocks.filter(|block| {
+            let class = filter.reader.geometry().class(&self.key, ChainHash(*block));
             filter.reader.contains(class)
-        })
+        });
+        found.count() as u64
+    }
+
+    /// How many leading blocks of a chain are found.
+    pub(super) fn depth(&self, chain: &[ChainHash]) -> u32 {
+        let view = self.view();
+        let target = view.filter.as_ref().map(|filter| filter.target(true));
+        target.map_or(0, |target| depths(&[target], chain)[0])
+    }
+
+    pub(super) fn form(&self) -> Option<Form> {
+        self.view().filter.map(|filter| filter.form())
     }
 
     pub(super) fn loads(&self) -> &[v1::Load] {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::replication::message::{Completeness, Epoch, Seq, Status};
 
 /// Positions of source publishers and the pool's completeness.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Sources {
     /// Told since the last close; `None` for a publisher that is gone.
     told: BTreeMap<u64, Option<u64>>,

@@ -3,14 +3,16 @@
 use core::time::Duration;
 use std::sync::Arc;
 
-use crate::filter::MixKey;
+use crate::filter::{Form, MixKey};
 
 /// What a replica accepts.
 #[derive(Clone, Debug)]
 pub struct ReplicaConfig {
     /// The grid's keys: one, or two during a rotation.
     pub keys: Vec<Arc<MixKey>>,
-    /// Most chunks of a table, at 32 KiB each.
+    /// The form that is asked for; a filter is taken where a publisher has nothing else.
+    pub form: Form,
+    /// Most chunks of a table, at 32 KiB each, or 128 KiB in the exact form.
     pub max_chunks: u32,
     /// Most changes kept for chunks of a table that are to come, at 24 bytes each; past it the
     /// chunks come again.
@@ -28,6 +30,7 @@ impl ReplicaConfig {
     pub const fn with_keys(keys: Vec<Arc<MixKey>>) -> Self {
         Self {
             keys,
+            form: Form::Filter,
             max_chunks: 8_192,
             max_kept: 1_000_000,
             max_early_bytes: 8 * 1024 * 1024,

@@ -29,6 +29,9 @@ pub enum ReplicaError {
         /// The key's public id.
         key_id: u64,
     },
+    /// Whole hashes came where a filter was asked for. The publisher is at fault.
+    #[error("whole hashes came where a filter was asked for")]
+    Form,
     /// The table is larger than this node allows. The publisher or the limit is at fault.
     #[error("a table of {chunks} chunks is over the limit of {limit}")]
     TooLarge {
@@ -96,6 +99,7 @@ impl ReplicaError {
         match self {
             Self::Gap { .. } | Self::NotBegun { .. } => false,
             Self::UnknownKey { .. }
+            | Self::Form
             | Self::TooLarge { .. }
             | Self::Geometry { .. }
             | Self::NoSuchChunk { .. }

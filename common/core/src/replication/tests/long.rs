@@ -6,6 +6,7 @@ use proptest::test_runner::TestRunner;
 
 use super::model::{EDGES, Op, op, play};
 use super::world::World;
+use crate::filter::Form;
 use crate::replication::Completeness;
 
 /// Changes of blocks between two times at which all is compared.
@@ -21,9 +22,18 @@ fn changes() -> u64 {
 
 #[test]
 fn replicas_equal_their_publisher_however_long_links_break_and_relays_change() {
+    live_long(Form::Filter);
+}
+
+#[test]
+fn exact_replicas_equal_their_publisher_just_as_long() {
+    live_long(Form::Exact);
+}
+
+fn live_long(form: Form) {
     let mut runner = TestRunner::deterministic();
     let operation = op();
-    let mut world = World::new(EDGES);
+    let mut world = World::of_form(form, EDGES);
     let (mut flipped, mut compared_at) = (0, 0);
 
     while flipped < changes() {

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::world::World;
 use crate::block::ChainHash;
+use crate::filter::Form;
 use crate::replication::Completeness;
 
 pub(super) const EDGES: usize = 2;
@@ -53,6 +54,10 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
 fn corrupting_op() -> impl Strategy<Value = Op> {
     let corrupt = (0..EDGES, block()).prop_map(|(edge, block)| Op::Corrupt(edge, block));
     prop_oneof![20 => op(), 1 => corrupt]
+}
+
+fn forms() -> impl Strategy<Value = Form> {
+    prop_oneof![Just(Form::Filter), Just(Form::Exact)]
 }
 
 fn block() -> impl Strategy<Value = u64> {
@@ -104,9 +109,10 @@ proptest! {
 
     #[test]
     fn replicas_end_up_as_the_plain_set_whatever_the_links_do(
+        form in forms(),
         ops in prop::collection::vec(op(), 1..250),
     ) {
-        let mut world = World::new(EDGES);
+        let mut world = World::of_form(form, EDGES);
         for op in &ops {
             play(&mut world, op);
             world.check_readers();
@@ -124,9 +130,10 @@ proptest! {
 
     #[test]
     fn drifted_replicas_are_found_and_repaired(
+        form in forms(),
         ops in prop::collection::vec(corrupting_op(), 1..250),
     ) {
-        let mut world = World::new(EDGES);
+        let mut world = World::of_form(form, EDGES);
         for op in &ops {
             play(&mut world, op);
         }

@@ -4,10 +4,10 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use super::world::{SOURCE, World, small_geometry};
-use crate::filter::MixKey;
+use crate::filter::{Form, MixKey};
 use crate::replication::{
-    Announced, Begin, Completeness, Epoch, Frame, Replica, ReplicaConfig, ReplicaError,
-    ReplicaState, Request, Resume, Seq, SubscriptionId,
+    Announced, Begin, Completeness, Epoch, Frame, Publisher, Replacement, Replica, ReplicaConfig,
+    ReplicaError, ReplicaState, Request, Resume, Seq, SubscriptionId,
 };
 use crate::time::Instant;
 
@@ -353,6 +353,7 @@ fn a_transfer_in_which_nothing_arrives_is_begun_again() {
     replica.handle_timeout(at);
 
     let again = Request::Subscribe {
+        form: Form::Filter,
         subscription: SubscriptionId(2),
         resume: None,
     };
@@ -434,4 +435,102 @@ fn tables_that_cannot_be_searched_or_held_are_refused() {
         Err(ReplicaError::UnknownKey { key_id: other.id() })
     );
     assert_eq!(begin(small_geometry(10, &key)), Ok(()));
+}
+
+/// Lets a replica that is due to subscribe take all that a publisher has.
+fn follow(replica: &mut Replica, publisher: &mut Publisher) {
+    let now = Instant::ZERO;
+    let request = replica.poll_request(now);
+    let Some(Request::Subscribe {
+        subscription,
+        resume,
+        ..
+    }) = request
+    else {
+        panic!("{request:?}");
+    };
+    let mut session = publisher.subscribe(resume);
+    for _ in 0..2 {
+        while let Some(frame) = publisher.poll_frame(&mut session) {
+            replica.handle_frame(subscription, frame, now).unwrap();
+        }
+        while let Some(chunk) = publisher.poll_chunk(&mut session) {
+            replica.handle_chunk(subscription, chunk, now).unwrap();
+        }
+    }
+}
+
+fn wants_whole_hashes(key: &Arc<MixKey>) -> Replica {
+    let mut replica = Replica::new(ReplicaConfig {
+        form: Form::Exact,
+        ..ReplicaConfig::with_keys(vec![Arc::clone(key)])
+    });
+    replica.handle_connect(Instant::ZERO);
+    replica
+}
+
+/// A publisher of whole hashes beside the world's.
+fn exact_beside(world: &World, key: &Arc<MixKey>) -> Publisher {
+    let geometry = world.publisher.geometry().with_form(Form::Exact);
+    let table = Replacement::build(Arc::clone(key), geometry, world.live());
+    world.publisher.beside(table, Epoch::new(2, 0))
+}
+
+fn form(replica: &Replica) -> Option<Form> {
+    replica.snapshot().filter.map(|filter| filter.form())
+}
+
+#[test]
+fn a_publisher_beside_another_has_its_blocks_and_positions_in_another_form() {
+    let mut world = live_with(0..50);
+    // In the open batch of the one, and in the table of the other.
+    world.flip(99);
+    let key = Arc::new(MixKey::from_bytes(&[5; 32]));
+    let mut exact = exact_beside(&world, &key);
+    let mut replica = wants_whole_hashes(&key);
+
+    follow(&mut replica, &mut exact);
+
+    let view = replica.snapshot();
+    assert_eq!((view.state, view.blocks), (ReplicaState::Live, 51));
+    assert_eq!(view.completeness, Completeness::Whole);
+    assert_eq!(view.applied(SOURCE), Some(51));
+    assert_eq!(form(&replica), Some(Form::Exact));
+}
+
+#[test]
+fn a_replica_that_wants_whole_hashes_takes_a_filter_until_there_are_some() {
+    let mut world = live_with(0..50);
+    let key = Arc::new(MixKey::from_bytes(&[5; 32]));
+    let mut replica = wants_whole_hashes(&key);
+    follow(&mut replica, &mut world.publisher);
+    assert_eq!(form(&replica), Some(Form::Filter));
+
+    replica.handle_disconnect(Instant::ZERO);
+    replica.handle_connect(Instant::ZERO);
+    follow(&mut replica, &mut exact_beside(&world, &key));
+
+    assert_eq!(form(&replica), Some(Form::Exact));
+    assert_eq!(replica.snapshot().state, ReplicaState::Live);
+}
+
+#[test]
+fn whole_hashes_are_refused_where_a_filter_was_asked_for() {
+    let key = Arc::new(MixKey::from_bytes(&[5; 32]));
+    let mut replica = Replica::new(ReplicaConfig::with_keys(vec![Arc::clone(&key)]));
+    replica.handle_connect(Instant::ZERO);
+    replica.poll_request(Instant::ZERO);
+
+    let begun = replica.handle_frame(
+        SubscriptionId(1),
+        Frame::Begin(Begin {
+            epoch: Epoch::new(1, 0),
+            seq: Seq(0),
+            geometry: small_geometry(1, &key).with_form(Form::Exact),
+            chunks: Announced::All,
+        }),
+        Instant::ZERO,
+    );
+
+    assert_eq!(begun, Err(ReplicaError::Form));
 }

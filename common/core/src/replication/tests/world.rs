@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::block::ChainHash;
-use crate::filter::{Class, Geometry, Header, MixKey, ReplaceError};
+use crate::filter::{Class, Form, Geometry, Header, MixKey, ReplaceError};
 use crate::replication::{
     Chunk, Completeness, Epoch, Frame, Publisher, PublisherConfig, Replacement, Replica,
     ReplicaConfig, ReplicaError, ReplicaState, Request, Subscription, SubscriptionId,
@@ -34,6 +34,7 @@ pub(super) struct World {
     pub(super) publisher: Publisher,
     pub(super) edges: Vec<Edge>,
     key: Arc<MixKey>,
+    form: Form,
     incarnation: u64,
     /// Blocks and the source position at which each was inserted.
     blocks: BTreeMap<u64, u64>,
@@ -53,17 +54,19 @@ pub(super) fn small_geometry(chunks: u32, key: &MixKey) -> Geometry {
 
 impl World {
     pub(super) fn new(edges: usize) -> Self {
+        Self::of_form(Form::Filter, edges)
+    }
+
+    pub(super) fn of_form(form: Form, edges: usize) -> Self {
         let key = Arc::new(MixKey::from_bytes(&[5; 32]));
-        let publisher = new_publisher(
-            &key,
-            Replacement::empty(Arc::clone(&key), small_geometry(4, &key)),
-            1,
-        );
+        let geometry = small_geometry(4, &key).with_form(form);
+        let publisher = new_publisher(&key, Replacement::empty(Arc::clone(&key), geometry), 1);
         let mut world = Self {
             now: Instant::ZERO,
             publisher,
-            edges: (0..edges).map(|_| Edge::new(&key)).collect(),
+            edges: (0..edges).map(|_| Edge::new(&key, form)).collect(),
             key,
+            form,
             incarnation: 1,
             blocks: BTreeMap::new(),
             position: 0,
@@ -98,7 +101,7 @@ impl World {
         }
     }
 
-    fn live(&self) -> impl Iterator<Item = ChainHash> + Clone {
+    pub(super) fn live(&self) -> impl Iterator<Item = ChainHash> + Clone {
         self.blocks.keys().map(|block| ChainHash(*block))
     }
 
@@ -112,7 +115,7 @@ impl World {
     /// The relay starts anew and learns all blocks again from its sources.
     pub(super) fn restart(&mut self, completeness: Completeness) {
         self.incarnation += 1;
-        let geometry = small_geometry(4, &self.key);
+        let geometry = small_geometry(4, &self.key).with_form(self.form);
         let table = Replacement::build(Arc::clone(&self.key), geometry, self.live());
         self.publisher = new_publisher(&self.key, table, self.incarnation);
         self.publisher.set_applied(SOURCE, self.position, self.now);
@@ -169,6 +172,7 @@ impl World {
                     Request::Subscribe {
                         subscription,
                         resume,
+                        ..
                     },
                     session,
                 ) => {
@@ -312,8 +316,9 @@ impl World {
 }
 
 impl Edge {
-    fn new(key: &Arc<MixKey>) -> Self {
+    fn new(key: &Arc<MixKey>, form: Form) -> Self {
         let config = ReplicaConfig {
+            form,
             max_chunks: 64,
             max_kept: MAX_KEPT,
             max_early_bytes: 500,
