@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use kvgrid_core::filter::Form;
 use kvgrid_runtime::TransportConfig;
 use kvgrid_runtime::admin::AdminConfig;
 use kvgrid_runtime::config::{self, ConfigError, Environment, IdentityConfig};
@@ -36,6 +37,9 @@ pub(crate) struct ConfigFile {
     pub(crate) listen: ListenTable,
     /// Where it finds the grid.
     pub(crate) relays: RelaysTable,
+    /// What it keeps of what sites have cached.
+    #[serde(default)]
+    pub(crate) view: ViewTable,
     /// How it decides.
     #[serde(default)]
     pub(crate) policy: PolicyTable,
@@ -96,6 +100,34 @@ fn scopes() -> Vec<String> {
 
 const fn one() -> usize {
     1
+}
+
+/// Table `[view]`.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ViewTable {
+    /// How much of each block's hash it keeps, where a relay can tell all of it.
+    pub(crate) form: ViewForm,
+}
+
+/// How much of a hash is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ViewForm {
+    /// A fingerprint.
+    #[default]
+    Filter,
+    /// All 64 bits.
+    Exact,
+}
+
+impl From<ViewForm> for Form {
+    fn from(form: ViewForm) -> Self {
+        match form {
+            ViewForm::Filter => Self::Filter,
+            ViewForm::Exact => Self::Exact,
+        }
+    }
 }
 
 /// Table `[policy]`.

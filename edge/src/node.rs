@@ -189,7 +189,10 @@ fn start(
     let follow = SubscribeConfig {
         seeds: config.seeds,
         scopes: config.scopes,
-        replica: ReplicaConfig::with_keys(vec![Arc::new(key)]),
+        replica: ReplicaConfig {
+            form: config.form,
+            ..ReplicaConfig::with_keys(vec![Arc::new(key)])
+        },
         backoff: BackoffConfig::default(),
         jitter_seed: luck(),
         open: open.clone(),

@@ -48,7 +48,7 @@ pub(crate) struct SubscribeConfig {
     pub(crate) seeds: Vec<String>,
     /// Networks that this edge reaches, the best first.
     pub(crate) scopes: Vec<Scope>,
-    /// How replicas are kept, with the grid's keys.
+    /// How replicas are kept, in what form where that can be, with the grid's keys.
     pub(crate) replica: ReplicaConfig,
     /// Delays between attempts to reach a relay.
     pub(crate) backoff: BackoffConfig,

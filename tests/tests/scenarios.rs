@@ -314,3 +314,37 @@ async fn a_relay_is_added_and_another_leaves_while_requests_go_on() {
     }
     grid.stop().await.unwrap();
 }
+
+#[tokio::test]
+async fn an_edge_with_whole_hashes_knows_what_one_with_filters_does() {
+    let plan = near_and_far()
+        .exact()
+        .edge("eu-2", "eu", &[("fra", 4), ("iad", 90)]);
+    let mut grid = start(plan).await;
+    let mut talk = conversation(1, LONG);
+    grid.warm("iad", &mut talk).await.unwrap();
+    let first = grid.turn("eu-1", &mut talk).await.unwrap();
+
+    grid.link("eu-1", "iad-1").unwrap().cut();
+    let gone = |known: &Known| !known.eligible("iad");
+    grid.until("eu-1", "iad is not eligible", gone)
+        .await
+        .unwrap();
+    let meanwhile = grid.turn("eu-2", &mut talk).await.unwrap();
+    grid.link("eu-1", "iad-1").unwrap().mend();
+    grid.until_complete().await.unwrap();
+    let again = grid.turn("eu-1", &mut talk).await.unwrap();
+
+    for turn in [first, meanwhile, again] {
+        assert_eq!(turn.site, "iad", "{turn:?}");
+        assert_warm(&turn);
+    }
+    for (edge, form) in [("eu-1", "exact"), ("eu-2", "filter")] {
+        let known = grid.known(edge).await.unwrap();
+        for site in known.sites {
+            let forms: Vec<_> = site.pools.iter().map(|pool| pool.form.as_deref()).collect();
+            assert_eq!(forms, [Some(form)], "{edge} of {}", site.site);
+        }
+    }
+    grid.stop().await.unwrap();
+}

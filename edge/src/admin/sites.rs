@@ -40,7 +40,7 @@
 //!     "pools": [{
 //!       "id": "0c5d2ae1a07d7bbf", "model": "tiny-chat", "source": "engines",
 //!       "block_size": 16, "format": "standard", "naming": "chain", "tier": "device",
-//!       "closed": true, "eviction_age_ms": 90500.0,
+//!       "closed": true, "form": "filter", "eviction_age_ms": 90500.0,
 //!       "state": "live", "stale_ms": null,
 //!       "epoch": "4f2a0001", "sequence": 17, "blocks": 1250, "completeness": "whole",
 //!       "applied": [{"publisher": "0000000000000001", "sequence": 311}],
@@ -78,6 +78,8 @@
 //!   `incomplete` or `none`.
 //! - `naming` is by what a pool knows its blocks: `chain` (their hashes), `ckf-v1` (the classes
 //!   of Dynamo's own filter), or `unknown` here, so that the pool is not searched.
+//! - `form` is how much is known here of each block's hash: `filter` (a fingerprint, so that a
+//!   depth may be a block too large), or `exact` (all of it); `null` while nothing can be searched.
 //! - `breaker` is `closed`, `half_open` (the next request is a trial) or `open`: of a relay the
 //!   worst over the site's models, of a site the best over its relays.
 //! - `known_by` is the relay by which the pools are known; all tell of the same workers.
@@ -212,6 +214,7 @@ struct Pool<'a> {
     naming: &'static str,
     tier: &'static str,
     closed: bool,
+    form: Option<&'static str>,
     eviction_age_ms: Option<f64>,
     state: &'static str,
     stale_ms: Option<f64>,
@@ -349,6 +352,7 @@ impl<'a> Pool<'a> {
             naming: naming_name(pool.naming),
             tier: pool.tier.name(),
             closed: pool.closed,
+            form: replica.filter.as_ref().map(|filter| filter.form().name()),
             eviction_age_ms: pool.eviction_age.map(millis),
             state: state_name(replica.state),
             stale_ms,

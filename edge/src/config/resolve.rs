@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kvgrid_core::Region;
+use kvgrid_core::filter::Form;
 use kvgrid_core::label::{LabelRule, SiteRules};
 use kvgrid_core::membership::Scope;
 use kvgrid_core::routing::{Policy, TierCredits, Weights};
@@ -39,6 +40,8 @@ pub(crate) struct Config {
     pub(crate) scopes: Vec<Scope>,
     /// Live sites that make this edge ready.
     pub(crate) quorum: usize,
+    /// How much of each block's hash it keeps.
+    pub(crate) form: Form,
     /// How it decides.
     pub(crate) policy: Policy,
     /// What it tells clients.
@@ -77,6 +80,7 @@ impl ConfigFile {
             seeds: seeds(&self.relays.seeds)?,
             scopes: scopes(&self.relays.scopes)?,
             quorum: self.relays.quorum,
+            form: self.view.form.into(),
             policy: self.policy.resolve()?,
             headers: self.headers,
             prompt: prompt(self.prompt)?,

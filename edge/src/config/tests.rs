@@ -110,3 +110,13 @@ fn an_unknown_key_is_refused_by_name() {
 
     assert!(error.contains("bodies"), "{error}");
 }
+
+#[test]
+fn the_view_is_of_filters_unless_whole_hashes_are_asked_for() {
+    let form = |more| resolve(more).map(|config| config.form);
+
+    assert_eq!(form(""), Ok(Form::Filter));
+    assert_eq!(form("[view]\nform = \"exact\""), Ok(Form::Exact));
+    let error = form("[view]\nform = \"radix\"").unwrap_err();
+    assert!(error.contains("`filter` or `exact`"), "{error}");
+}

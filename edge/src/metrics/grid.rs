@@ -43,6 +43,14 @@ impl Collector for Grid {
         )?;
         page.gauge(
             (
+                "pool_table",
+                "Memory of what is searched of a pool",
+                Some(&Unit::Bytes),
+            ),
+            &pools(&view, |pool| count(table_bytes(pool))),
+        )?;
+        page.gauge(
+            (
                 "pool_live",
                 "Whether the replica follows its publisher",
                 None,
@@ -99,6 +107,11 @@ fn pools(view: &GridView, value: fn(&PoolView) -> f64) -> Values {
         }
     }
     values
+}
+
+fn table_bytes(pool: &PoolView) -> u64 {
+    let filter = pool.replica.filter.as_ref();
+    filter.map_or(0, |filter| filter.reader.geometry().bytes())
 }
 
 /// A page of gauges that is written.

@@ -89,7 +89,11 @@ impl Edge {
         let (name, dir) = (&self.plan.name, &self.dir);
         let seeds = self.seeds.as_ref();
         let seeds = seeds.with_context(|| format!("{name} was not started"))?;
-        config::write(dir, name, &config::edge(dir, name, self.quic, seeds))?;
+        let mut text = config::edge(dir, name, self.quic, seeds);
+        if self.plan.exact {
+            text.push_str("[view]\nform = \"exact\"\n");
+        }
+        config::write(dir, name, &text)?;
         self.process.start()
     }
 

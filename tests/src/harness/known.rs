@@ -117,6 +117,8 @@ pub struct KnownPool {
     pub completeness: String,
     /// Names the life of its publisher.
     pub epoch: Option<String>,
+    /// How much is known of each block's hash: `filter` or `exact`.
+    pub form: Option<String>,
     /// How many blocks are in it.
     pub blocks: u64,
     /// At what age the site evicts what nobody uses, in milliseconds.

@@ -41,6 +41,8 @@ pub struct EdgePlan {
     pub links: BTreeMap<String, LinkProperties>,
     /// Whether it is started with the grid, or later.
     pub late: bool,
+    /// Whether it keeps whole hashes in place of filters.
+    pub exact: bool,
 }
 
 /// A grid to be started.
@@ -196,7 +198,16 @@ impl GridPlan {
                 .map(|(site, ms)| ((*site).to_owned(), link(*ms)))
                 .collect(),
             late,
+            exact: false,
         });
+        self
+    }
+
+    /// Lets the edge that was added last keep whole hashes.
+    pub fn exact(mut self) -> Self {
+        if let Some(edge) = self.edges.last_mut() {
+            edge.exact = true;
+        }
         self
     }
 }

@@ -5,13 +5,14 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use kvgrid_core::block::HashSeed;
 use kvgrid_core::event::Tier;
+use kvgrid_core::filter::{Form, Geometry, MixKey, Writer};
 use kvgrid_core::id::{ModelName, PoolId, Region, RelayId, SiteId};
 use kvgrid_core::label::Labels;
 use kvgrid_core::load::{
     EngineSum, ForeignLoad, GatewayLoad, GatewaySum, ModelLoad, RelayEcho, SiteLoad,
 };
 use kvgrid_core::parity::Kind;
-use kvgrid_core::replication::{Epoch, ReplicaView, Seq};
+use kvgrid_core::replication::{Epoch, ReplicaFilter, ReplicaView, Seq};
 use kvgrid_core::routing::Chains;
 use kvgrid_core::view::{CardDigest, GridView, PoolFacts};
 use kvgrid_runtime::Clock;
@@ -80,6 +81,8 @@ fn site() -> SiteView {
 }
 
 fn pool() -> PoolView {
+    let key = Arc::new(MixKey::from_bytes(&[1; 32]));
+    let geometry = Geometry::for_capacity(2_000, key.id()).with_form(Form::Exact);
     PoolView {
         id: PoolId(0xc5d),
         model: model().id(),
@@ -97,6 +100,10 @@ fn pool() -> PoolView {
             applied: [(1, 311)].into(),
             blocks: 1250,
             completeness: Completeness::Whole,
+            filter: Some(ReplicaFilter {
+                reader: Writer::new(geometry).reader(),
+                key,
+            }),
             ..ReplicaView::default()
         },
         facts: Some(Arc::new(PoolFacts {
@@ -212,7 +219,7 @@ fn a_site_is_shown_with_all_that_is_known_of_it() {
         "pools": [{
             "id": "0000000000000c5d", "model": "tiny-chat", "source": "engines",
             "block_size": 16, "format": "standard", "naming": "chain", "tier": "device",
-            "closed": true,
+            "closed": true, "form": "exact",
             "eviction_age_ms": 90_500.0,
             "state": "live", "stale_ms": null,
             "epoch": "4f2a0001", "sequence": 17, "blocks": 1250, "completeness": "whole",
