@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvgrid_core::PoolId;
 use kvgrid_core::block::ChainHash;
-use kvgrid_core::filter::{Class, Geometry, MixKey, encode_classes};
+use kvgrid_core::filter::{Class, Form, Geometry, MixKey, encode_classes};
 use kvgrid_core::replication::{Delta, Epoch, Frame, ReplicaState, Seq, SubscriptionId};
 use kvgrid_proto::{chunk_to_wire, frame, frame_to_wire};
 use rand::rngs::SmallRng;
@@ -14,7 +14,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use crate::bench::cpu::timed;
 use crate::bench::figure::{Figure, median};
 use crate::bench::machine::BLOCKS;
-use crate::bench::transfer::{self, Follower};
+use crate::bench::transfer::{self, Follower, name_of};
 
 const BENCH: &str = "codec";
 /// More bytes than any message has.
@@ -27,11 +27,19 @@ const DELTAS: [(usize, &str, Option<f64>); 3] = [
 ];
 
 pub(super) fn run(quick: bool) -> anyhow::Result<()> {
+    for form in [Form::Filter, Form::Exact] {
+        snapshot(form, if quick { BLOCKS / 5 } else { BLOCKS })?;
+        deltas(form)?;
+    }
+    Ok(())
+}
+
+/// Batches of changes of a large table.
+fn deltas(form: Form) -> anyhow::Result<()> {
     let key = transfer::key();
-    snapshot(if quick { BLOCKS / 5 } else { BLOCKS })?;
     let mut rng = SmallRng::seed_from_u64(1);
     // Deltas depend on the table's size, not on its content.
-    let geometry = Geometry::for_capacity(BLOCKS, key.id());
+    let geometry = Geometry::for_capacity(BLOCKS, key.id()).with_form(form);
     for (operations, metric, bound) in DELTAS {
         let half = operations as u64 / 2;
         let mut sorted = || {
@@ -48,15 +56,15 @@ pub(super) fn run(quick: bool) -> anyhow::Result<()> {
             digest: u64::MAX / 3,
         }));
         let bytes = frame::encode(&frame_to_wire(delta), LIMIT)?.len();
+        let name = name_of(form, metric);
         let each = Figure::less(
             BENCH,
-            metric,
+            &name,
             bytes as f64 / operations as f64,
             "bytes an operation",
         );
-        bound
-            .map_or(each.clone(), |bound| each.within(bound))
-            .print()?;
+        let bound = bound.filter(|_| form == Form::Filter);
+        Figure { bound, ..each }.print()?;
     }
     Ok(())
 }
@@ -67,8 +75,8 @@ fn classes(geometry: &Geometry, key: &MixKey, rng: &mut SmallRng, count: u64) ->
 }
 
 /// A pool, coded chunk by chunk and taken in by a replica.
-fn snapshot(blocks: u64) -> anyhow::Result<()> {
-    let mut publisher = transfer::publisher(blocks, 0, 1);
+fn snapshot(form: Form, blocks: u64) -> anyhow::Result<()> {
+    let mut publisher = transfer::publisher(form, blocks, 0, 1);
     let mut follower = Follower::new(&publisher)?;
     follower.take_frames(&publisher)?;
     let (mut bytes, mut encode, mut rebuild) = (0, Vec::new(), Vec::new());
@@ -88,18 +96,21 @@ fn snapshot(blocks: u64) -> anyhow::Result<()> {
     follower.take_frames(&publisher)?;
     let state = follower.replica.snapshot().state;
     anyhow::ensure!(state == ReplicaState::Live, "the replica is {state:?}");
-    Figure::less(
-        BENCH,
-        "snapshot",
-        bytes as f64 / blocks as f64,
-        "bytes a block",
-    )
-    .within(2.0)
-    .print()?;
-    Figure::less(BENCH, "encode", median(&mut encode), "ns a block")
-        .within(25.0)
-        .print()?;
-    Figure::less(BENCH, "rebuild", median(&mut rebuild), "ns a block")
-        .within(25.0)
-        .print()
+    let figures = [
+        (
+            "snapshot",
+            bytes as f64 / blocks as f64,
+            "bytes a block",
+            2.0,
+        ),
+        ("encode", median(&mut encode), "ns a block", 25.0),
+        ("rebuild", median(&mut rebuild), "ns a block", 25.0),
+    ];
+    for (metric, value, unit, bound) in figures {
+        let name = name_of(form, metric);
+        let bound = Some(bound).filter(|_| form == Form::Filter);
+        let figure = Figure::less(BENCH, &name, value, unit);
+        Figure { bound, ..figure }.print()?;
+    }
+    Ok(())
 }

@@ -1,12 +1,12 @@
 //! What a decision takes: the search of all sites' filters for a prompt, and the weighing of
 //! the sites. Decisions follow each other, but no prompt comes twice, so that of the filters
-//! nothing is in the processor's caches.
+//! nothing is in the processor's caches. Then the same of whole hashes in place of filters.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvgrid_core::block::{BlockHash, ChainHash, HashSeed};
-use kvgrid_core::filter::{Geometry, MixKey, Reader, Target, depths};
+use kvgrid_core::filter::{Form, Geometry, MixKey, Reader, Target, depths};
 use kvgrid_core::routing::{Breakers, Chains, Inflight, Local, Policy, RouteRequest, decide};
 use kvgrid_core::{Instant, ModelName};
 use rand::SeedableRng as _;
@@ -19,7 +19,7 @@ use self::workload::{Group, Kind, Prompt};
 use crate::bench::cpu::timed;
 use crate::bench::figure::{Figure, median};
 use crate::bench::machine::{BLOCKS, Memory, latency_and_line, print_huge_pages};
-use crate::bench::transfer::key;
+use crate::bench::transfer::{key, name_of};
 
 mod errors;
 mod peer;
@@ -34,6 +34,7 @@ const SWEPT: u64 = 256 << 20;
 
 /// One size of grid.
 struct Scale {
+    form: Form,
     sites: usize,
     blocks: u64,
     /// Prompts of each length.
@@ -43,7 +44,13 @@ struct Scale {
 }
 
 pub(super) fn run(quick: bool) -> anyhow::Result<()> {
+    measure(Form::Filter, quick)?;
+    measure(Form::Exact, quick)
+}
+
+fn measure(form: Form, quick: bool) -> anyhow::Result<()> {
     let few = Scale {
+        form,
         sites: 13,
         blocks: if quick { BLOCKS / 10 } else { BLOCKS },
         prompts: if quick {
@@ -66,17 +73,20 @@ pub(super) fn run(quick: bool) -> anyhow::Result<()> {
 
 impl Scale {
     fn measure(&self, quick: bool) -> anyhow::Result<()> {
-        let table = Geometry::for_capacity(self.blocks, 0).bytes();
-        let working_set = self.sites as u64 * table;
+        let table = Geometry::for_capacity(self.blocks, 0).with_form(self.form);
+        let working_set = self.sites as u64 * table.bytes();
         let (c, r) = latency_and_line(working_set, quick);
         Figure::less(BENCH, &self.name("latency"), c, "ns").print()?;
         Figure::less(BENCH, &self.name("line"), r, "ns").print()?;
-        if self.sites == 13 {
+        if self.sites == 13 && self.form == Form::Filter {
             print_huge_pages(BENCH, working_set)?;
         }
         let groups = self.groups();
-        let mut sites = Sites::new(self.sites, self.blocks, &groups)?;
-        let peer = Peer::run(self.sites, self.blocks, &groups)?;
+        let mut sites = Sites::new(self.form, self.sites, self.blocks, &groups)?;
+        let peer = match self.form {
+            Form::Filter => Peer::run(self.sites, self.blocks, &groups)?,
+            Form::Exact => None,
+        };
         let bench = Bench {
             scale: self,
             readers: sites.readers(),
@@ -111,7 +121,7 @@ impl Scale {
     }
 
     fn name(&self, figure: &str) -> String {
-        format!("{figure}_{}_sites", self.sites)
+        name_of(self.form, &format!("{figure}_{}_sites", self.sites))
     }
 
     /// Names a figure of a group of prompts.
@@ -124,8 +134,11 @@ impl Scale {
         format!("{}{kind}_{}_blocks", self.name(figure), group.length)
     }
 
-    /// The bound of a decision about prompts of this length.
+    /// The bound of a decision about prompts of this length, by filters.
     fn bound(&self, group: &Group) -> Option<f64> {
+        if self.form == Form::Exact {
+            return None;
+        }
         let at = LENGTHS.iter().position(|length| *length == group.length);
         at.map(|at| self.bounds[at])
     }

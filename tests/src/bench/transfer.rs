@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use kvgrid_core::Instant;
 use kvgrid_core::block::ChainHash;
-use kvgrid_core::filter::{Geometry, MixKey};
+use kvgrid_core::filter::{Form, Geometry, MixKey};
 use kvgrid_core::replication::{
     Chunk, Completeness, Epoch, Publisher, PublisherConfig, Replacement, Replica, ReplicaConfig,
     Request, Subscription, SubscriptionId,
@@ -24,10 +24,18 @@ pub(super) const fn scattered(number: u64) -> u64 {
     mixed ^ mixed >> 31
 }
 
-/// A pool of so many blocks, other ones for each pool, in one of its relay's lives.
-pub(super) fn publisher(blocks: u64, pool: u64, life: u64) -> Publisher {
+/// What a figure of a form is called: those of filters by their plain names.
+pub(super) fn name_of(form: Form, metric: &str) -> String {
+    match form {
+        Form::Filter => metric.to_owned(),
+        Form::Exact => format!("exact_{metric}"),
+    }
+}
+
+/// A pool of so many blocks in a form, other ones for each pool, in one of its relay's lives.
+pub(super) fn publisher(form: Form, blocks: u64, pool: u64, life: u64) -> Publisher {
     let key = key();
-    let geometry = Geometry::for_capacity(blocks, key.id());
+    let geometry = Geometry::for_capacity(blocks, key.id()).with_form(form);
     let first = scattered(pool);
     let live = (0..blocks).map(move |block| ChainHash(scattered(first.wrapping_add(block))));
     let table = Replacement::build(key, geometry, live);
@@ -47,7 +55,10 @@ pub(super) struct Follower {
 impl Follower {
     /// One that is to be sent everything.
     pub(super) fn new(publisher: &Publisher) -> anyhow::Result<Self> {
-        let mut replica = Replica::new(ReplicaConfig::with_keys(vec![key()]));
+        let mut replica = Replica::new(ReplicaConfig {
+            form: publisher.geometry().form(),
+            ..ReplicaConfig::with_keys(vec![key()])
+        });
         replica.handle_connect(Instant::ZERO);
         Self::subscribed(replica, publisher)
     }

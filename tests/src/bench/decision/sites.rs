@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvgrid_core::block::ChainHash;
-use kvgrid_core::filter::{Class, Geometry, MixKey, Reader, Writer};
+use kvgrid_core::filter::{Class, Form, Geometry, MixKey, Reader, Writer};
 use kvgrid_core::replication::{ReplicaFilter, ReplicaState, ReplicaView};
 use kvgrid_core::view::{GridView, PoolView, RelayView, SiteView};
 use kvgrid_core::{ModelName, RelayId, SiteId};
@@ -34,9 +34,14 @@ struct Table {
 
 impl Sites {
     /// So many sites, each of so many blocks at its table's soft load.
-    pub(super) fn new(sites: usize, blocks: u64, groups: &[Group]) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        form: Form,
+        sites: usize,
+        blocks: u64,
+        groups: &[Group],
+    ) -> anyhow::Result<Self> {
         let key = key();
-        let geometry = Geometry::for_capacity(blocks, key.id());
+        let geometry = Geometry::for_capacity(blocks, key.id()).with_form(form);
         let mut tables = Vec::new();
         for site in 0..sites {
             let mut table = Table {
