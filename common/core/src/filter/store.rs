@@ -33,7 +33,14 @@ impl<E: Word> Quad<E> {
         slots.fold(false, |held, slot| held | (slot.load() == class))
     }
 
+    #[inline]
+    fn empty_slots(&self) -> u32 {
+        let slots = self.0.iter();
+        slots.map(|slot| u32::from(slot.own() == 0)).sum()
+    }
+
     /// The first slot with these bits, as the writer knows it.
+    #[inline]
     fn slot(&self, bits: u64) -> Option<&E> {
         self.0.iter().find(|slot| slot.own() == bits)
     }
@@ -80,14 +87,31 @@ impl<W: Words> Store<W> {
         lanes.fold(0, |word, slot| word << LANE_BITS | fingerprint(slot))
     }
 
-    /// How many slots of a bucket are empty.
+    /// Puts an entry into the emptier of its buckets; false if both are full.
     #[inline]
-    pub(super) fn empty_slots(&self, at: usize) -> u32 {
+    pub(super) fn place(&self, (even, odd): (usize, usize), class: Class, seat: Seat) -> bool {
         match self {
-            Self::Packed(words) => bucket::empty_lanes(words[at].own()),
+            Self::Packed(words) => {
+                let (even, odd) = (&words[even], &words[odd]);
+                let (in_even, in_odd) = (even.own(), odd.own());
+                let (word, entries) = if bucket::empty_lanes(in_odd) > bucket::empty_lanes(in_even)
+                {
+                    (odd, in_odd)
+                } else {
+                    (even, in_even)
+                };
+                let with = bucket::with(entries, seat.fingerprint());
+                with.map(|entries| word.store(entries)).is_some()
+            }
             Self::Whole(quads) => {
-                let slots = quads[at].0.iter();
-                slots.map(|slot| u32::from(slot.own() == 0)).sum()
+                let (even, odd) = (&quads[even], &quads[odd]);
+                let emptier = if odd.empty_slots() > even.empty_slots() {
+                    odd
+                } else {
+                    even
+                };
+                let free = emptier.slot(0);
+                free.map(|slot| slot.store(class.to_bits())).is_some()
             }
         }
     }

@@ -202,10 +202,8 @@ impl<W: Words> Writer<W> {
 
     /// Puts an entry into the emptier of its buckets; false if both are full.
     fn place_directly(&self, class: Class, seat: Seat) -> bool {
-        let store = &self.table.store;
-        let (even, odd) = self.table.geometry.indices(seat);
-        let is_odd_emptier = store.empty_slots(odd) > store.empty_slots(even);
-        store.put(if is_odd_emptier { odd } else { even }, class, seat)
+        let buckets = self.table.geometry.indices(seat);
+        self.table.store.place(buckets, class, seat)
     }
 
     /// Moves an entry to its other bucket: copy, count, erase.
