@@ -162,8 +162,7 @@ impl Router {
     /// Whether nobody waits at a site, as the decision saw it: where its load is not known, as
     /// far as anything was told.
     pub(crate) fn is_idle(&self, decision: &Decision, site: &SiteId) -> bool {
-        let mut candidates = decision.candidates.iter();
-        let candidate = candidates.find(|candidate| candidate.site == *site);
+        let candidate = decision.candidate(site);
         let score = candidate.and_then(|candidate| candidate.score());
         score.is_some_and(|score| {
             let unknown = self.0.policy.unknown_queue_ms;

@@ -162,6 +162,11 @@ pub enum Violation {
 }
 
 impl SiteRules {
+    /// Whether no site can break them.
+    pub const fn allow_all(&self) -> bool {
+        self.regions.is_none() && self.labels.is_empty()
+    }
+
     /// Whether a site of this region and these labels may serve.
     pub fn check(&self, region: Option<&Region>, labels: &Labels) -> Result<(), Violation> {
         if let Some(allowed) = &self.regions

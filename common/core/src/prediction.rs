@@ -13,11 +13,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::block::ChainHash;
 use crate::filter::{Geometry, MixKey, Reader, Target, Writer, depths};
-use crate::id::{ModelId, SiteId};
+use crate::id::{ModelId, SiteId, name_hash};
 use crate::time::Instant;
 
 #[cfg(test)]
@@ -208,7 +207,11 @@ impl core::fmt::Debug for Predictions {
 impl Predicted {
     /// The place of a model at a site.
     pub fn place(&self, site: &SiteId, model: ModelId) -> Place {
-        let site = xxh3_64(site.as_str().as_bytes());
+        self.place_of(name_hash(site.as_str()), model)
+    }
+
+    /// The same of what the site's name hashes to.
+    pub(crate) fn place_of(&self, site: u64, model: ModelId) -> Place {
         Place(self.key.derived(site ^ model.0))
     }
 
@@ -218,13 +221,22 @@ impl Predicted {
     /// Wrong upwards as seldom as any search in a filter.
     pub fn extend(&self, place: &Place, chain: &[ChainHash], depth: u32) -> u32 {
         let beyond = chain.get(depth as usize..).unwrap_or_default();
+        let length = u32::try_from(chain.len()).unwrap_or(u32::MAX);
+        let depth = depth.min(length);
+        // Mostly there's nothing, and then the first block says so.
+        let holds = |block: &ChainHash| {
+            let class = self.reader.geometry().class(&place.0, *block);
+            self.reader.contains(class)
+        };
+        if !beyond.first().is_some_and(holds) {
+            return depth;
+        }
         let target = Target {
             reader: &self.reader,
             key: &place.0,
             closed: true,
         };
         let more = depths(&[target], beyond).first().copied();
-        let length = u32::try_from(chain.len()).unwrap_or(u32::MAX);
-        depth.min(length) + more.unwrap_or(0)
+        depth + more.unwrap_or(0)
     }
 }

@@ -5,8 +5,13 @@
 //! and reads no clock; randomness is a seeded parameter. Its result explains itself: every
 //! site in the view is in it, with what excluded it or each term of its cost.
 //!
+//! It goes by the view's plan of the model, in which what is needed of each site stands next to
+//! each other: who may serve is found first, then all their pools are searched together.
+//!
 //! What it does not do: remember. In-flight requests and breakers are kept by the shell and
 //! come in as immutable snapshots ([`Inflight`], [`Breakers`]).
+
+use std::sync::Arc;
 
 use rand::Rng;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -15,7 +20,10 @@ use crate::id::{ModelName, PoolId, RelayId, SiteId};
 use crate::label::SiteRules;
 use crate::prediction::Predicted;
 use crate::time::Instant;
-use crate::view::{GridView, SiteView};
+use crate::view::GridView;
+use crate::view::plan::Names;
+
+use question::Question;
 
 pub use chains::Chains;
 pub use depth::{Held, Overlap, held, overlap_tokens, sent_beyond};
@@ -31,6 +39,7 @@ mod eligibility;
 mod explain;
 mod inflight;
 mod policy;
+mod question;
 mod score;
 mod tiebreak;
 
@@ -56,13 +65,6 @@ pub struct RouteRequest<'a> {
     pub aside: &'a [SiteId],
 }
 
-impl RouteRequest<'_> {
-    /// Whether the tokens known here are taken for those that a site sees.
-    fn is_aside(&self, site: &SiteId) -> bool {
-        self.aside.contains(site)
-    }
-}
-
 /// What this edge knows beside the view.
 #[derive(Clone, Copy, Debug)]
 pub struct Local<'a> {
@@ -81,8 +83,9 @@ pub struct Local<'a> {
 pub struct Decision {
     /// The site chosen, or why there is none.
     pub outcome: Result<Choice, Refusal>,
-    /// Every site in the view, by site id.
-    pub candidates: Vec<Candidate>,
+    /// What became of every site in the view, by site id.
+    verdicts: Vec<Verdict>,
+    names: Arc<Names>,
 }
 
 /// Where the request goes, and what is expected there.
@@ -120,12 +123,12 @@ pub enum Refusal {
 }
 
 /// A site, as the decision saw it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Candidate {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate<'a> {
     /// The site.
-    pub site: SiteId,
+    pub site: &'a SiteId,
     /// Whether it was weighed.
-    pub verdict: Verdict,
+    pub verdict: &'a Verdict,
 }
 
 /// What became of a site.
@@ -145,69 +148,90 @@ pub fn decide(
     now: Instant,
     rng: &mut impl Rng,
 ) -> Decision {
-    let overlaps = depth::overlaps(view, request, local, now);
-    let candidates: Vec<Candidate> = view
-        .sites()
-        .iter()
-        .zip(overlaps.of_sites())
-        .map(|(site, overlaps)| weigh(site, overlaps, request, local, now))
+    let names = view.names();
+    let mut verdicts = vec![Verdict::Excluded(Exclusion::NotServed); names.len()];
+    if let Some(question) = Question::of(view, request, local, now) {
+        weigh(&question, &mut verdicts);
+    }
+    let scored = verdicts.iter().enumerate();
+    let scored: Vec<(usize, &Score)> = scored
+        .filter_map(|(site, verdict)| Some((site, verdict.score()?)))
         .collect();
-    let scored: Vec<(&SiteId, &Score)> = candidates
-        .iter()
-        .filter_map(|candidate| Some((&candidate.site, candidate.score()?)))
-        .collect();
-    // Where tokens are known, the caches themselves say where a session is at home.
-    let blind = request.chains.is_empty() || scored.iter().all(|(_, score)| score.aside);
-    let session = request.affinity.or_else(|| beginning(view, request));
-    let session = session.filter(|_| blind);
-    let outcome = match tiebreak::pick(&scored, session, local.policy, rng) {
-        Some((index, pick)) => Ok(choice(scored[index], pick, request)),
-        None => Err(refusal(&candidates)),
+    let session = session(view, request, &scored);
+    let outcome = match tiebreak::pick(&scored, session, names, local.policy, rng) {
+        Some((index, pick)) => Ok(choice(names, scored[index], pick, request)),
+        None => Err(refusal(&verdicts)),
     };
     Decision {
         outcome,
-        candidates,
+        verdicts,
+        names: Arc::clone(names),
     }
 }
 
-impl Candidate {
+/// Says of each site that lists the model what it would cost, or why it may not serve.
+fn weigh(question: &Question<'_>, verdicts: &mut [Verdict]) {
+    let seats = &question.plan.seats;
+    let ways: Vec<_> = seats.iter().map(|seat| question.way(seat)).collect();
+    let depths = depth::search_pools(question, &ways);
+    let mut overlaps = Vec::new();
+    for (seat, way) in seats.iter().zip(ways) {
+        verdicts[seat.site] = match way {
+            Err(exclusion) => Verdict::Excluded(exclusion),
+            Ok(way) => {
+                depth::overlaps(question, seat, &depths, &mut overlaps);
+                Verdict::Scored(score::score(question, seat, &way, &overlaps))
+            }
+        };
+    }
+}
+
+impl Decision {
+    /// Every site in the view, by site id.
+    pub fn candidates(&self) -> impl ExactSizeIterator<Item = Candidate<'_>> {
+        let verdicts = self.verdicts.iter().enumerate();
+        verdicts.map(|(site, verdict)| Candidate {
+            site: self.names.site(site),
+            verdict,
+        })
+    }
+
+    /// A site of the view.
+    pub fn candidate(&self, site: &SiteId) -> Option<Candidate<'_>> {
+        let place = self.names.find(site)?;
+        Some(Candidate {
+            site: self.names.site(place),
+            verdict: self.verdicts.get(place)?,
+        })
+    }
+}
+
+impl<'a> Candidate<'a> {
     /// The site's score, if it was weighed.
+    pub const fn score(&self) -> Option<&'a Score> {
+        self.verdict.score()
+    }
+}
+
+impl Verdict {
+    /// The score, if the site was weighed.
     pub const fn score(&self) -> Option<&Score> {
-        match &self.verdict {
-            Verdict::Scored(score) => Some(score),
-            Verdict::Excluded(_) => None,
+        match self {
+            Self::Scored(score) => Some(score),
+            Self::Excluded(_) => None,
         }
     }
 }
 
-fn weigh(
-    site: &SiteView,
-    overlaps: &[Overlap],
+fn choice(
+    names: &Names,
+    (site, score): (usize, &Score),
+    pick: Pick,
     request: &RouteRequest<'_>,
-    local: &Local<'_>,
-    now: Instant,
-) -> Candidate {
-    let eligible = eligibility::eligible(site, request, local, now);
-    let verdict = match eligible {
-        Err(exclusion) => Verdict::Excluded(exclusion),
-        Ok((model, relay)) => Verdict::Scored(score::score(
-            (site, model, relay),
-            overlaps,
-            request,
-            local,
-            now,
-        )),
-    };
-    Candidate {
-        site: site.site.clone(),
-        verdict,
-    }
-}
-
-fn choice((site, score): (&SiteId, &Score), pick: Pick, request: &RouteRequest<'_>) -> Choice {
+) -> Choice {
     Choice {
-        site: site.clone(),
-        relay: score.relay.clone(),
+        site: names.site(site).clone(),
+        relay: names.relay(site, score.relay).clone(),
         pick,
         overlap_tokens: match score.overlap.pool {
             Some(_) => score.overlap.tokens,
@@ -217,6 +241,16 @@ fn choice((site, score): (&SiteId, &Score), pick: Pick, request: &RouteRequest<'
         prompt_tokens: (!request.chains.is_empty() && !score.aside).then_some(score.prompt_tokens),
         pool: score.overlap.pool,
     }
+}
+
+/// What a request keeps to a site by, where its tokens don't say.
+fn session(view: &GridView, request: &RouteRequest<'_>, scored: &[(usize, &Score)]) -> Option<u64> {
+    // Where tokens are known, the caches themselves say where a session is at home.
+    let blind = request.chains.is_empty() || scored.iter().all(|(_, score)| score.aside);
+    if !blind {
+        return None;
+    }
+    request.affinity.or_else(|| beginning(view, request))
 }
 
 /// What a prompt begins with, by any card: sites that make other tokens of it still make the
@@ -230,12 +264,12 @@ fn beginning(view: &GridView, request: &RouteRequest<'_>) -> Option<u64> {
 }
 
 /// Says of no choice whether waiting could help, and if not, what is wrong.
-fn refusal(candidates: &[Candidate]) -> Refusal {
+fn refusal(verdicts: &[Verdict]) -> Refusal {
     let mut listed = false;
     let mut too_long = None;
     let mut other = false;
-    for candidate in candidates {
-        match &candidate.verdict {
+    for verdict in verdicts {
+        match verdict {
             Verdict::Excluded(Exclusion::NotServed) => continue,
             Verdict::Excluded(Exclusion::ContextLength { limit, .. }) => {
                 too_long = too_long.max(Some(*limit));
@@ -247,7 +281,7 @@ fn refusal(candidates: &[Candidate]) -> Refusal {
     }
     match too_long {
         // Who knows no site yet can't say that no site has the model.
-        _ if candidates.is_empty() => Refusal::Unavailable,
+        _ if verdicts.is_empty() => Refusal::Unavailable,
         _ if !listed => Refusal::UnknownModel,
         Some(limit) if !other => Refusal::TooLong { limit },
         _ => Refusal::Unavailable,

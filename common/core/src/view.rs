@@ -20,12 +20,17 @@ use crate::time::Instant;
 
 pub use lead::{Knowledge, Lead, LeadConfig, Standing};
 
+use plan::{Names, Plan, Plans};
+
 mod lead;
+pub(crate) mod plan;
 
 /// All sites an edge knows, by site id.
 #[derive(Clone, Debug, Default)]
 pub struct GridView {
     sites: Vec<SiteView>,
+    /// The same, laid out for decisions.
+    plans: Plans,
 }
 
 /// One site.
@@ -175,7 +180,8 @@ impl GridView {
         sites.reverse();
         sites.sort_by(|a, b| a.site.cmp(&b.site));
         sites.dedup_by(|later, first| later.site == first.site);
-        Self { sites }
+        let plans = Plans::new(&sites);
+        Self { sites, plans }
     }
 
     /// The sites, by id.
@@ -190,6 +196,16 @@ impl GridView {
             .binary_search_by(|view| view.site.cmp(site))
             .ok()?;
         self.sites.get(index)
+    }
+
+    /// What decisions about a model need of its sites; `None` if none lists it.
+    pub(crate) fn plan(&self, asked: ModelId) -> Option<&Plan> {
+        self.plans.get(asked)
+    }
+
+    /// Who the sites and their relays are.
+    pub(crate) const fn names(&self) -> &Arc<Names> {
+        &self.plans.names
     }
 }
 

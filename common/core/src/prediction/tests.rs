@@ -12,7 +12,7 @@ fn predictions(max_blocks: usize) -> Predictions {
 }
 
 fn chain(seed: u64, length: u64) -> Vec<ChainHash> {
-    let block = |at: u64| ChainHash(xxh3_64(&(seed << 32 | at).to_le_bytes()));
+    let block = |at: u64| ChainHash(xxhash_rust::xxh3::xxh3_64(&(seed << 32 | at).to_le_bytes()));
     (0..length).map(block).collect()
 }
 

@@ -9,10 +9,10 @@
 use core::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::block::{ChainHash, HashFormat, HashSeed, chain_hashes};
-use crate::ckf::Naming;
+use crate::block::{ChainHash, HashSeed, chain_hashes};
 use crate::id::ModelId;
-use crate::view::{CardDigest, GridView, PoolView};
+use crate::view::plan::Kind;
+use crate::view::{CardDigest, GridView};
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// A prompt's tokens, per card, and their chains, once hashed.
@@ -30,34 +30,6 @@ pub struct Chains {
 struct Prompt {
     tokens: Arc<[u32]>,
     chains: Vec<(Kind, Vec<ChainHash>)>,
-}
-
-/// What a pool's names of blocks depend on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Kind {
-    block_size: NonZeroU32,
-    format: HashFormat,
-    naming: Naming,
-}
-
-impl Kind {
-    /// How a pool names its blocks.
-    pub(super) const fn of(pool: &PoolView) -> Self {
-        Self {
-            block_size: pool.block_size,
-            format: pool.format,
-            naming: pool.naming,
-        }
-    }
-
-    /// Blocks by the hashes of what they hold.
-    pub(super) const fn hashed(block_size: NonZeroU32, format: HashFormat) -> Self {
-        Self {
-            block_size,
-            format,
-            naming: Naming::Chain,
-        }
-    }
 }
 
 impl Chains {
@@ -126,18 +98,13 @@ impl Chains {
 
     /// Hashes what the pools of `model` in `view` ask for and is not hashed yet.
     pub fn hash_for(&mut self, view: &GridView, model: ModelId) {
-        for site in view.sites() {
-            let card = site.model(model).and_then(|model| model.card.as_ref());
-            let Some(index) = self.index(card.map(|card| &card.digest)) else {
-                continue;
-            };
-            for pool in site.pools_of(model) {
-                self.prompts[index].name(Kind::of(pool), self.seed);
-            }
-            // What is sent there is remembered in the card's blocks.
-            if let Some(card) = card.filter(|_| !site.has_pool(model)) {
-                let kind = Kind::hashed(card.block_size, card.format);
-                self.prompts[index].name(kind, self.seed);
+        let Some(plan) = view.plan(model) else {
+            return;
+        };
+        for reading in &plan.readings {
+            let card = plan.cards[reading.card].as_ref();
+            if let Some(index) = self.index(card) {
+                self.prompts[index].name(reading.kind, self.seed);
             }
         }
     }

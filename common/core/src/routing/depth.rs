@@ -10,12 +10,13 @@ use crate::eviction::survival;
 use crate::filter::{Target, depths};
 use crate::id::{ModelId, PoolId};
 use crate::replication::ReplicaState;
-use crate::time::Instant;
-use crate::view::{GridView, PoolView, SiteView};
+use crate::view::SiteView;
+use crate::view::plan::{Kind, Pool, Seat};
 
-use super::chains::{Chains, Kind};
+use super::chains::Chains;
+use super::eligibility::Way;
 use super::policy::Policy;
-use super::{Local, RouteRequest};
+use super::question::Question;
 
 /// The best that a site's pools offer a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -58,24 +59,10 @@ pub fn overlap_tokens(depth: u32, prompt_tokens: u32, block_size: u32) -> u32 {
     depth.min(reusable) * block_size
 }
 
-/// What sites' pools offer a prompt.
-pub(super) struct Overlaps {
-    all: Vec<Overlap>,
-    /// Where each site's end, in the order of the view's.
-    ends: Vec<usize>,
-}
-
-impl Overlaps {
-    /// Each site's, one at least.
-    pub(super) fn of_sites(&self) -> impl Iterator<Item = &[Overlap]> {
-        let starts = core::iter::once(0).chain(self.ends.iter().copied());
-        let sites = starts.zip(&self.ends);
-        sites.map(|(start, end)| &self.all[start..*end])
-    }
-}
-
 /// The best of a site's pools for a request that waits so long before its prompt is looked up.
-pub(super) fn best_after(overlaps: &[Overlap], wait: Duration) -> Overlap {
+pub(super) fn best_after(overlaps: &[Overlap], wait: impl FnOnce() -> Duration) -> Overlap {
+    let evicts = overlaps.iter().any(|it| it.eviction_age.is_some());
+    let wait = if evicts { wait() } else { Duration::ZERO };
     let later = overlaps.iter().map(|overlap| overlap.after(wait));
     later.fold(Overlap::default(), |best, overlap| {
         match best.pool.is_none() || overlap.expected_tokens > best.expected_tokens {
@@ -85,54 +72,75 @@ pub(super) fn best_after(overlaps: &[Overlap], wait: Duration) -> Overlap {
     })
 }
 
-/// What each site offers.
-pub(super) fn overlaps(
-    view: &GridView,
-    request: &RouteRequest<'_>,
-    local: &Local<'_>,
-    now: Instant,
-) -> Overlaps {
-    let searches = searches(view, request);
-    let found = search(&searches);
-    let mut found = searches.iter().zip(found).peekable();
-    let mut overlaps = Overlaps {
-        all: Vec::with_capacity(view.sites().len()),
-        ends: Vec::with_capacity(view.sites().len()),
-    };
-    for (place, site) in view.sites().iter().enumerate() {
-        let start = overlaps.all.len();
-        while let Some((search, depth)) = found.next_if(|(search, _)| search.site == place) {
-            // Of a pool that was not received yet nothing is known.
-            let known = depth.map(|depth| search.overlap(depth, local.policy, now));
-            overlaps.all.extend(known);
+/// How deep each of the plan's pools holds the prompt; `None` where that is not known, or not
+/// asked since its site may not serve the request.
+pub(super) fn search_pools<E>(
+    question: &Question<'_>,
+    ways: &[Result<Way, E>],
+) -> Vec<Option<u32>> {
+    let plan = question.plan;
+    let mut searches = Searches::with_room(plan.pools.len());
+    for (seat, way) in plan.seats.iter().zip(ways) {
+        if way.is_err() || question.is_aside(seat) {
+            continue;
         }
-        if overlaps.all.len() == start {
-            overlaps.all.push(Overlap::default());
+        for (place, pool) in seat.pools().zip(&plan.pools[seat.pools()]) {
+            if let Some(chain) = question.chain(pool.reading) {
+                searches.add(place, pool.filter.target(pool.closed), chain);
+            }
         }
-        if !request.is_aside(&site.site) {
-            expect_sent(site, &mut overlaps.all[start..], request, local);
-        }
-        overlaps.ends.push(overlaps.all.len());
     }
-    overlaps
+    let mut found = vec![None; plan.pools.len()];
+    searches.run(|place, depth| found[place] = Some(depth));
+    found
+}
+
+/// What a site offers, one at least.
+pub(super) fn overlaps(
+    question: &Question<'_>,
+    seat: &Seat,
+    depths: &[Option<u32>],
+    overlaps: &mut Vec<Overlap>,
+) {
+    overlaps.clear();
+    let aside = question.is_aside(seat);
+    if !aside && let Some(prompt_tokens) = question.length(seat) {
+        let places = seat.pools();
+        let pools = question.plan.pools[places.clone()].iter();
+        let known = pools.zip(&depths[places]);
+        overlaps.extend(
+            known.filter_map(|(pool, depth)| {
+                Some(overlap(question, pool, (*depth)?, prompt_tokens))
+            }),
+        );
+    }
+    if overlaps.is_empty() {
+        overlaps.push(Overlap::default());
+    }
+    if !aside {
+        expect_sent(question, seat, overlaps);
+    }
 }
 
 /// Counts in what was sent to a site beyond what the best of its pools holds.
-fn expect_sent(
-    site: &SiteView,
-    overlaps: &mut [Overlap],
-    request: &RouteRequest<'_>,
-    local: &Local<'_>,
-) {
-    let model = request.model.id();
-    let sent = Sent::of(site, model, request.chains);
+fn expect_sent(question: &Question<'_>, seat: &Seat, overlaps: &mut [Overlap]) {
     let best = overlaps.iter_mut().max_by_key(|it| it.expected_tokens);
-    let (Some(predicted), Some(sent), Some(best)) = (local.predicted, sent, best) else {
+    let (Some(predicted), Some(reading), Some(prompt_tokens), Some(best)) = (
+        question.local.predicted,
+        seat.sent,
+        question.length(seat),
+        best,
+    ) else {
         return;
     };
-    let place = predicted.place(&site.site, site.model_id(model));
-    let depth = predicted.extend(&place, sent.chain, best.tokens / sent.block_size);
-    let tokens = overlap_tokens(depth, sent.prompt_tokens, sent.block_size);
+    let Some(chain) = question.chain(reading) else {
+        return;
+    };
+    let block_size = question.plan.readings[reading].kind.block_size.get();
+    let site = question.view.names().hash(seat.site);
+    let place = predicted.place_of(site, seat.model);
+    let depth = predicted.extend(&place, chain, best.tokens / block_size);
+    let tokens = overlap_tokens(depth, prompt_tokens, block_size);
     if tokens > best.tokens {
         best.predicted = tokens;
         // What waits there before this request keeps all of it in use.
@@ -163,7 +171,6 @@ pub fn sent_beyond<'a>(
 struct Sent<'a> {
     chain: &'a [ChainHash],
     block_size: u32,
-    prompt_tokens: u32,
 }
 
 impl<'a> Sent<'a> {
@@ -178,43 +185,8 @@ impl<'a> Sent<'a> {
         Some(Self {
             chain: chains.chain(Some(&card.digest), Kind::hashed(block_size, format))?,
             block_size: block_size.get(),
-            prompt_tokens: chains.prompt_tokens(Some(&card.digest))?,
         })
     }
-}
-
-/// One pool that is to be searched for one chain.
-struct Search<'a> {
-    site: usize,
-    pool: &'a PoolView,
-    prompt_tokens: u32,
-    chain: &'a [ChainHash],
-}
-
-fn searches<'a>(view: &'a GridView, request: &RouteRequest<'a>) -> Vec<Search<'a>> {
-    let (model, chains) = (request.model.id(), request.chains);
-    let sites = view.sites().iter().enumerate();
-    sites
-        .filter(|(_, site)| !request.is_aside(&site.site))
-        .flat_map(|(place, site)| searches_at((place, site), model, chains))
-        .collect()
-}
-
-fn searches_at<'a>(
-    (place, site): (usize, &'a SiteView),
-    model: ModelId,
-    chains: &'a Chains,
-) -> impl Iterator<Item = Search<'a>> {
-    let card = site.model(model).and_then(|model| model.card.as_ref());
-    let card = card.map(|card| &card.digest);
-    site.pools_of(model).filter_map(move |pool| {
-        Some(Search {
-            site: place,
-            pool,
-            prompt_tokens: chains.prompt_tokens(card)?,
-            chain: chains.chain(card, Kind::of(pool))?,
-        })
-    })
 }
 
 /// What one site's pools hold of a prompt, each for itself.
@@ -235,86 +207,123 @@ pub struct Held {
 pub fn held(site: &SiteView, model: ModelId, chains: &Chains) -> Option<Held> {
     let card = site.model(model).and_then(|model| model.card.as_ref())?;
     let prompt_tokens = chains.prompt_tokens(Some(&card.digest))?;
-    let searches: Vec<Search<'_>> = searches_at((0, site), model, chains)
-        .filter(|search| search.target().is_some())
-        .collect();
-    let pools = searches
-        .iter()
-        .zip(search(&searches))
-        .filter_map(|(search, depth)| {
-            let block_size = search.pool.block_size.get();
-            let tokens = overlap_tokens(depth?, prompt_tokens, block_size);
-            Some((search.pool.id, tokens))
-        });
-    let first = searches.first();
+    let pools = site.pools_of(model).filter_map(|pool| {
+        let chain = chains.chain(Some(&card.digest), Kind::of(pool))?;
+        let filter = pool.replica.filter.as_ref()?;
+        Some((pool, chain, filter.target(pool.closed)))
+    });
+    let pools: Vec<_> = pools.collect();
+    let mut searches = Searches::with_room(pools.len());
+    for (place, (_, chain, target)) in pools.iter().enumerate() {
+        searches.add(place, *target, chain);
+    }
+    let mut tokens: Vec<_> = pools.iter().map(|(pool, ..)| (pool.id, 0)).collect();
+    searches.run(|place, depth| {
+        let block_size = pools[place].0.block_size.get();
+        tokens[place].1 = overlap_tokens(depth, prompt_tokens, block_size);
+    });
+    let first = pools.first();
     let sent = || Sent::of(site, model, chains);
     let chain = first
-        .map(|first| first.chain)
+        .map(|(_, chain, _)| *chain)
         .or_else(|| Some(sent()?.chain));
     Some(Held {
         prompt_tokens,
         block_size: first
-            .map_or(card.block_size, |first| first.pool.block_size)
+            .map_or(card.block_size, |(pool, ..)| pool.block_size)
             .get(),
         beginning: chain.and_then(|chain| chain.get(1)).map(|block| block.0),
-        pools: pools.collect(),
+        pools: tokens,
     })
 }
 
-/// The depth of each search that has a filter, found with one lock-step search per distinct
-/// chain.
-fn search(searches: &[Search<'_>]) -> Vec<Option<u32>> {
-    let mut found = vec![None; searches.len()];
-    let mut done = vec![false; searches.len()];
-    for first in 0..searches.len() {
-        if done[first] {
-            continue;
-        }
-        let chain = searches[first].chain;
-        let mut members = Vec::new();
-        let mut targets = Vec::new();
-        for (index, search) in searches.iter().enumerate().skip(first) {
-            if core::ptr::eq(search.chain, chain) {
-                done[index] = true;
-                if let Some(target) = search.target() {
-                    members.push(index);
-                    targets.push(target);
-                }
-            }
-        }
-        for (index, depth) in members.into_iter().zip(depths(&targets, chain)) {
-            found[index] = Some(depth);
-        }
-    }
-    found
+/// Pools that are to be searched, each for one chain.
+struct Searches<'a> {
+    places: Vec<usize>,
+    targets: Vec<Target<'a>>,
+    chains: Vec<&'a [ChainHash]>,
 }
 
-impl<'a> Search<'a> {
-    fn target(&self) -> Option<Target<'a>> {
-        let filter = self.pool.replica.filter.as_ref()?;
-        Some(filter.target(self.pool.closed))
+impl<'a> Searches<'a> {
+    fn with_room(pools: usize) -> Self {
+        Self {
+            places: Vec::with_capacity(pools),
+            targets: Vec::with_capacity(pools),
+            chains: Vec::with_capacity(pools),
+        }
     }
 
-    fn overlap(&self, depth: u32, policy: &Policy, now: Instant) -> Overlap {
-        let tokens = overlap_tokens(depth, self.prompt_tokens, self.pool.block_size.get());
-        let mut credit = policy.tiers.of(self.pool.tier).clamp(0.0, 1.0);
-        let stale = matches!(self.pool.replica.state, ReplicaState::Stale { .. });
-        if stale {
-            let stale_for = self.pool.replica.state.stale_for(now);
-            credit *= match self.pool.eviction_age {
-                Some(age) => survival(age, stale_for),
-                None => assumed_survival(stale_for, policy),
+    fn add(&mut self, place: usize, target: Target<'a>, chain: &'a [ChainHash]) {
+        self.places.push(place);
+        self.targets.push(target);
+        self.chains.push(chain);
+    }
+
+    /// Tells the depth at each place, found with one lock-step search per distinct chain.
+    fn run(self, mut tell: impl FnMut(usize, u32)) {
+        let Some(first) = self.chains.first() else {
+            return;
+        };
+        if self
+            .chains
+            .iter()
+            .all(|chain| core::ptr::eq(*chain, *first))
+        {
+            let found = depths(&self.targets, first);
+            self.places
+                .into_iter()
+                .zip(found)
+                .for_each(|(place, depth)| tell(place, depth));
+            return;
+        }
+        let mut rest = self;
+        while let Some(chain) = rest.chains.first().copied() {
+            let (same, others) = rest.split(chain);
+            for (place, depth) in same.places.into_iter().zip(depths(&same.targets, chain)) {
+                tell(place, depth);
+            }
+            rest = others;
+        }
+    }
+
+    /// Those of one chain, and all others.
+    fn split(self, of: &[ChainHash]) -> (Self, Self) {
+        let (mut same, mut others) = (Self::with_room(self.places.len()), Self::with_room(0));
+        let searches = self.places.into_iter().zip(self.targets).zip(self.chains);
+        for ((place, target), chain) in searches {
+            let part = if core::ptr::eq(chain, of) {
+                &mut same
+            } else {
+                &mut others
             };
+            part.add(place, target, chain);
         }
-        Overlap {
-            pool: Some(self.pool.id),
-            depth,
-            tokens,
-            predicted: 0,
-            expected_tokens: share_of(tokens, credit),
-            eviction_age: self.pool.eviction_age,
-            stale,
-        }
+        (same, others)
+    }
+}
+
+/// What a pool offers that holds so many blocks of a prompt.
+fn overlap(question: &Question<'_>, pool: &Pool, depth: u32, prompt_tokens: u32) -> Overlap {
+    let policy = question.local.policy;
+    let block_size = question.plan.readings[pool.reading].kind.block_size.get();
+    let tokens = overlap_tokens(depth, prompt_tokens, block_size);
+    let mut credit = policy.tiers.of(pool.tier).clamp(0.0, 1.0);
+    let stale = matches!(pool.state, ReplicaState::Stale { .. });
+    if stale {
+        let stale_for = pool.state.stale_for(question.now);
+        credit *= match pool.eviction_age {
+            Some(age) => survival(age, stale_for),
+            None => assumed_survival(stale_for, policy),
+        };
+    }
+    Overlap {
+        pool: Some(pool.id),
+        depth,
+        tokens,
+        predicted: 0,
+        expected_tokens: share_of(tokens, credit),
+        eviction_age: pool.eviction_age,
+        stale,
     }
 }
 

@@ -9,9 +9,10 @@ use std::fmt;
 use crate::id::{ModelId, RelayId};
 use crate::label::Violation;
 use crate::time::Instant;
-use crate::view::{ModelView, RelayView, SiteView};
+use crate::view::RelayView;
+use crate::view::plan::{Path, Seat};
 
-use super::{Local, RouteRequest};
+use super::question::Question;
 
 /// Why a site is not a candidate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,109 +66,146 @@ impl Breakers {
         self.0.get(relay)?.get(&model).copied()
     }
 
+    /// Whether all is let through.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether a relay may be sent a request for a model.
     pub fn allows(&self, relay: &RelayId, model: ModelId, now: Instant) -> bool {
         self.until(relay, model).is_none_or(|until| until <= now)
     }
 }
 
-/// The model and the relay through which a site may serve the request.
-pub(super) fn eligible<'a>(
-    site: &'a SiteView,
-    request: &RouteRequest<'_>,
-    local: &Local<'_>,
-    now: Instant,
-) -> Result<(&'a ModelView, &'a RelayView), Exclusion> {
-    let model = site.model(request.model.id()).ok_or(Exclusion::NotServed)?;
-    for rules in core::iter::once(&local.policy.rules).chain(request.rules.iter().copied()) {
-        rules
-            .check(site.region.as_ref(), &site.labels)
-            .map_err(Exclusion::Forbidden)?;
-    }
-    // What is counted here says nothing of the length of another prompt.
-    if !request.is_aside(&site.site) {
-        fits(model, request)?;
-    }
-    if request.exclude.contains(&site.site) {
-        return Err(Exclusion::Tried);
-    }
-    if !site.alive {
-        return Err(Exclusion::NotConnected);
-    }
-    if !model.ready {
-        return Err(Exclusion::NotReady);
-    }
-    relay(site, request, local, now).map(|relay| (model, relay))
+/// Through which of a site's relays a request goes.
+pub(super) struct Way {
+    /// Which of its relays.
+    pub(super) relay: usize,
+    pub(super) path: Path,
 }
 
-/// An engine needs a place for at least one token of its answer.
-fn fits(model: &ModelView, request: &RouteRequest<'_>) -> Result<(), Exclusion> {
-    let card = model.card.as_ref();
-    let limit = card.and_then(|card| card.context_length);
-    let prompt_tokens = request.chains.prompt_tokens(card.map(|card| &card.digest));
-    match (prompt_tokens, limit) {
-        (Some(prompt_tokens), Some(limit)) if prompt_tokens >= limit.get() => {
-            Err(Exclusion::ContextLength {
-                prompt_tokens,
-                limit: limit.get(),
-            })
+impl Question<'_> {
+    /// The way to a site that may serve the request.
+    pub(super) fn way(&self, seat: &Seat) -> Result<Way, Exclusion> {
+        for rules in &self.rules {
+            let site = self.site(seat);
+            rules
+                .check(site.region.as_ref(), &site.labels)
+                .map_err(Exclusion::Forbidden)?;
         }
-        _ => Ok(()),
+        // What is counted here says nothing of the length of another prompt.
+        if !self.is_aside(seat) {
+            self.fits(seat)?;
+        }
+        let tried = self.request.exclude;
+        if !tried.is_empty() && tried.contains(self.name(seat)) {
+            return Err(Exclusion::Tried);
+        }
+        if !seat.alive {
+            return Err(Exclusion::NotConnected);
+        }
+        if !seat.ready {
+            return Err(Exclusion::NotReady);
+        }
+        let spared = self.request.exclude_relays.is_empty() && self.local.breakers.is_empty();
+        match seat.only {
+            // Most sites have one relay, and then there's nothing to weigh.
+            Some(path) if spared => Ok(Way { relay: 0, path }),
+            _ => self.relay(seat),
+        }
     }
-}
 
-/// The relay through which the request goes, among those that can be used.
-///
-/// A site's frontends share no state, so a session, else what prompts begin with, keeps to
-/// one relay by rendezvous hashing, unless that one has more than its share to do.
-fn relay<'a>(
-    site: &'a SiteView,
-    request: &RouteRequest<'_>,
-    local: &Local<'_>,
-    now: Instant,
-) -> Result<&'a RelayView, Exclusion> {
-    let mut obstacle = None;
-    let mut usable = Vec::new();
-    for relay in &site.relays {
-        match obstacle_of((site, relay), request, local.breakers, now) {
-            None => usable.push(relay),
-            // Of several, the most passing one: it says best what to wait for.
-            found => obstacle = obstacle.max(found),
+    /// An engine needs a place for at least one token of its answer.
+    fn fits(&self, seat: &Seat) -> Result<(), Exclusion> {
+        match (self.length(seat), seat.limit) {
+            (Some(prompt_tokens), Some(limit)) if prompt_tokens >= limit.get() => {
+                Err(Exclusion::ContextLength {
+                    prompt_tokens,
+                    limit: limit.get(),
+                })
+            }
+            _ => Ok(()),
         }
     }
-    // Most sites have one, and then there's nothing to weigh.
-    if let [only] = usable.as_slice() {
-        return Ok(only);
+
+    /// The relay through which the request goes, among those that can be used.
+    ///
+    /// A site's frontends share no state, so a session, else what prompts begin with, keeps to
+    /// one relay by rendezvous hashing, unless that one has more than its share to do.
+    fn relay(&self, seat: &Seat) -> Result<Way, Exclusion> {
+        let site = self.site(seat);
+        let mut obstacle = None;
+        let mut usable = Vec::new();
+        for (place, relay) in site.relays.iter().enumerate() {
+            match self.obstacle_of(relay, seat.model) {
+                None => usable.push((place, relay)),
+                // Of several, the most passing one: it says best what to wait for.
+                found => obstacle = obstacle.max(found),
+            }
+        }
+        let chosen = match usable.as_slice() {
+            [] => return Err(obstacle.map_or(Exclusion::NotConnected, Obstacle::exclusion)),
+            [only] => *only,
+            several => self.at_home(seat, several),
+        };
+        let (relay, view) = chosen;
+        Ok(Way {
+            relay,
+            path: Path::to(view),
+        })
     }
-    let open = |relay: &RelayView| {
-        let lane = local.inflight.lane(&relay.id);
-        lane.map_or(0, |lane| lane.open_requests())
-    };
-    let all: u32 = usable.iter().map(|relay| open(relay)).sum();
-    let relays = u32::try_from(usable.len()).unwrap_or(u32::MAX).max(1);
-    let share = SLACK + all.saturating_mul(5) / relays.saturating_mul(4);
-    let key = home(site, request);
-    usable
-        .into_iter()
-        .max_by_key(|relay| {
+
+    /// Of several relays that can be used, the one that the request keeps to.
+    fn at_home<'v>(
+        &self,
+        seat: &Seat,
+        usable: &[(usize, &'v RelayView)],
+    ) -> (usize, &'v RelayView) {
+        let open = |relay: &RelayView| {
+            let lane = self.local.inflight.lane(&relay.id);
+            lane.map_or(0, |lane| lane.open_requests())
+        };
+        let all: u32 = usable.iter().map(|(_, relay)| open(relay)).sum();
+        let relays = u32::try_from(usable.len()).unwrap_or(u32::MAX).max(1);
+        let share = SLACK + all.saturating_mul(5) / relays.saturating_mul(4);
+        let key = self.home(seat);
+        let weight = |(_, relay): &&(usize, &RelayView)| {
             let weight = super::rendezvous(key, relay.id.as_str());
             (open(relay) <= share, weight)
-        })
-        .ok_or_else(|| obstacle.map_or(Exclusion::NotConnected, Obstacle::exclusion))
+        };
+        let heaviest = usable.iter().max_by_key(weight);
+        *heaviest.unwrap_or(&usable[0])
+    }
+
+    /// What a request's relay is chosen by: its session, else its prompt's beginning.
+    fn home(&self, seat: &Seat) -> u64 {
+        let beginning = || {
+            let site = self.site(seat);
+            let card = site.model(seat.model)?.card.as_ref()?;
+            self.request.chains.beginning(&card.digest, card.block_size)
+        };
+        self.request.affinity.or_else(beginning).unwrap_or(0)
+    }
+
+    fn obstacle_of(&self, relay: &RelayView, model: ModelId) -> Option<Obstacle> {
+        if !relay.connected {
+            Some(Obstacle::NotConnected)
+        } else if relay.draining {
+            Some(Obstacle::Draining)
+        } else if !relay.serves.contains(&model) {
+            Some(Obstacle::NotReady)
+        } else if self.request.exclude_relays.contains(&relay.id) {
+            Some(Obstacle::Tried)
+        } else if !self.local.breakers.allows(&relay.id, model, self.now) {
+            Some(Obstacle::BreakerOpen)
+        } else {
+            None
+        }
+    }
 }
 
 /// Requests that a relay may have beyond its share before sessions leave it.
 const SLACK: u32 = 4;
-
-/// What a request's relay is chosen by: its session, else its prompt's beginning.
-fn home(site: &SiteView, request: &RouteRequest<'_>) -> u64 {
-    let beginning = || {
-        let model = site.model(request.model.id())?;
-        let card = model.card.as_ref()?;
-        request.chains.beginning(&card.digest, card.block_size)
-    };
-    request.affinity.or_else(beginning).unwrap_or(0)
-}
 
 /// Why a relay can't be used, from the lasting to the passing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -188,28 +226,6 @@ impl Obstacle {
             Self::BreakerOpen => Exclusion::BreakerOpen,
             Self::Tried => Exclusion::Tried,
         }
-    }
-}
-
-fn obstacle_of(
-    (site, relay): (&SiteView, &RelayView),
-    request: &RouteRequest<'_>,
-    breakers: &Breakers,
-    now: Instant,
-) -> Option<Obstacle> {
-    let model = site.model_id(request.model.id());
-    if !relay.connected {
-        Some(Obstacle::NotConnected)
-    } else if relay.draining {
-        Some(Obstacle::Draining)
-    } else if !relay.serves.contains(&model) {
-        Some(Obstacle::NotReady)
-    } else if request.exclude_relays.contains(&relay.id) {
-        Some(Obstacle::Tried)
-    } else if !breakers.allows(&relay.id, model, now) {
-        Some(Obstacle::BreakerOpen)
-    } else {
-        None
     }
 }
 

@@ -13,7 +13,7 @@ impl fmt::Display for Decision {
             Ok(choice) => write!(f, "{} via {}, {}", choice.site, choice.relay, choice.pick)?,
             Err(refusal) => refusal.fmt(f)?,
         }
-        for (index, candidate) in self.candidates.iter().enumerate() {
+        for (index, candidate) in self.candidates().enumerate() {
             f.write_str(if index == 0 { ": " } else { "; " })?;
             candidate.fmt(f)?;
         }
@@ -21,9 +21,9 @@ impl fmt::Display for Decision {
     }
 }
 
-impl fmt::Display for Candidate {
+impl fmt::Display for Candidate<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.verdict {
+        match self.verdict {
             Verdict::Excluded(exclusion) => write!(f, "{} excluded, {exclusion}", self.site),
             Verdict::Scored(score) => {
                 let unknown = if score.load_known {

@@ -11,34 +11,57 @@
 //! are only in flight when the relay has stopped reporting, and then its load is stale.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::id::{ModelId, RelayId};
+use hashbrown::HashTable;
+
+use crate::id::{ModelId, RelayId, name_hash};
 
 /// Requests above the echo that a lane can tell apart; a power of two.
 const SLOTS: u64 = 1024;
 
 /// Lanes of all relays; immutable, a shell publishes a new one when a relay appears.
 #[derive(Clone, Debug, Default)]
-pub struct Inflight(BTreeMap<RelayId, Arc<Lane>>);
+pub struct Inflight(HashTable<Open>);
+
+/// A relay's lane.
+#[derive(Clone, Debug)]
+struct Open {
+    /// What the relay's name hashes to: a decision has it at hand, for each relay.
+    hash: u64,
+    relay: RelayId,
+    lane: Arc<Lane>,
+}
 
 impl Inflight {
     /// A relay's lane, if one was opened.
     pub fn lane(&self, relay: &RelayId) -> Option<&Arc<Lane>> {
-        self.0.get(relay)
+        self.find((relay, name_hash(relay.as_str())))
     }
 
     /// Opens a relay's lane, unless there is one. Its first request gets number `first`.
     pub fn open(&mut self, relay: &RelayId, first: u64) {
-        let lane = || Arc::new(Lane::new(first));
-        self.0.entry(relay.clone()).or_insert_with(lane);
+        let hash = name_hash(relay.as_str());
+        if self.find((relay, hash)).is_none() {
+            let open = Open {
+                hash,
+                relay: relay.clone(),
+                lane: Arc::new(Lane::new(first)),
+            };
+            self.0.insert_unique(hash, open, |open| open.hash);
+        }
     }
 
-    /// Own requests for `model` above `echo`; none for a relay without a lane.
-    pub fn above(&self, relay: &RelayId, model: ModelId, echo: u64) -> OwnLoad {
-        let lane = self.lane(relay);
+    /// Own requests for `model` above `echo`; none for a relay without a lane. The relay comes
+    /// with what its name hashes to.
+    pub(super) fn above(&self, relay: (&RelayId, u64), model: ModelId, echo: u64) -> OwnLoad {
+        let lane = self.find(relay);
         lane.map_or_else(OwnLoad::default, |lane| lane.above(model, echo))
+    }
+
+    fn find(&self, (relay, hash): (&RelayId, u64)) -> Option<&Arc<Lane>> {
+        let is = |open: &Open| open.hash == hash && open.relay == *relay;
+        Some(&self.0.find(hash, is)?.lane)
     }
 }
 

@@ -15,15 +15,13 @@
 
 use core::time::Duration;
 
-use crate::id::{ModelId, RelayId};
-use crate::load::{EngineSum, GatewaySum, ModelLoad};
-use crate::time::Instant;
-use crate::view::{ModelView, RelayView, SiteView};
+use crate::view::plan::{self, Backlog, Path, Seat};
 
 use super::depth::{Overlap, best_after};
-use super::inflight::{Inflight, OwnLoad};
+use super::eligibility::Way;
+use super::inflight::OwnLoad;
 use super::policy::{Policy, Weights};
-use super::{Local, RouteRequest};
+use super::question::Question;
 
 /// Bounds on the prefill speed that a relay may report, so that a wrong number cannot draw
 /// or drive away everything.
@@ -63,8 +61,8 @@ impl Cost {
 /// An eligible site, weighed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Score {
-    /// The relay that would be used.
-    pub relay: RelayId,
+    /// Which of the site's relays would be used.
+    pub relay: usize,
     /// The terms of the cost.
     pub cost: Cost,
     /// Their weighted sum.
@@ -90,20 +88,19 @@ pub struct Score {
 
 /// Weighs a site that is eligible.
 pub(super) fn score(
-    (site, model, relay): (&SiteView, &ModelView, &RelayView),
+    question: &Question<'_>,
+    seat: &Seat,
+    way: &Way,
     overlaps: &[Overlap],
-    request: &RouteRequest<'_>,
-    local: &Local<'_>,
-    now: Instant,
 ) -> Score {
-    let policy = local.policy;
-    let prompt_tokens = prompt_tokens(model, request, policy);
-    let load = Load::of(site, model.id, local, now);
-    let rtt_ms = millis(relay.rtt);
-    let upload_ms = upload_ms(request.body_bytes, relay);
+    let policy = question.local.policy;
+    let prompt_tokens = prompt_tokens(question, seat);
+    let load = Load::of(question, seat);
+    let rtt_ms = way.path.rtt_ms;
+    let upload_ms = upload_ms(question.request.body_bytes, &way.path);
     let queue_ms = load.queue_ms(policy);
     // Engines look a prompt up when its turn comes, not when it arrives.
-    let wait = duration(rtt_ms / 2.0 + upload_ms + queue_ms);
+    let wait = || duration(rtt_ms / 2.0 + upload_ms + queue_ms);
     let overlap = best_after(overlaps, wait);
     let uncached_tokens = prompt_tokens.saturating_sub(overlap.expected_tokens);
     let cost = Cost {
@@ -117,7 +114,7 @@ pub(super) fn score(
         ..cost
     };
     Score {
-        relay: relay.id.clone(),
+        relay: way.relay,
         cost,
         total_ms: cost.total_ms(&policy.weights),
         fixed_ms: without_queue.total_ms(&policy.weights),
@@ -127,24 +124,23 @@ pub(super) fn score(
         load_known: load.known,
         spare: load.spare(),
         growth_ms: load.growth_ms(rtt_ms / 2.0, cost.prefill_ms),
-        aside: request.is_aside(&site.site),
+        aside: question.is_aside(seat),
     }
 }
 
 /// The prompt's length: by the site's own card, else by any card, else by the body's size.
-fn prompt_tokens(model: &ModelView, request: &RouteRequest<'_>, policy: &Policy) -> u32 {
-    let card = model.card.as_ref().map(|card| &card.digest);
-    let counted = request.chains.prompt_tokens(card);
-    counted
+fn prompt_tokens(question: &Question<'_>, seat: &Seat) -> u32 {
+    let request = question.request;
+    let per_token = question.local.policy.bytes_per_token.max(1.0);
+    question
+        .length(seat)
         .or_else(|| request.chains.longest())
-        .unwrap_or_else(|| whole(request.body_bytes as f64 / policy.bytes_per_token.max(1.0)))
+        .unwrap_or_else(|| whole(request.body_bytes as f64 / per_token))
 }
 
 /// What is known of a site's load of one model, with this edge's own part.
 struct Load<'a> {
-    engines: Option<&'a EngineSum>,
-    gateway: Option<&'a GatewaySum>,
-    relayed_tokens: f64,
+    told: &'a plan::Load,
     known: bool,
     ranks: f64,
     ms_per_token: f64,
@@ -153,29 +149,23 @@ struct Load<'a> {
 }
 
 impl<'a> Load<'a> {
-    fn of(site: &'a SiteView, model: ModelId, local: &Local<'_>, now: Instant) -> Self {
-        let policy = local.policy;
-        let model = site.model_id(model);
-        let load = site.load.model(model);
-        let fresh = |load: &ModelLoad| {
-            let engines = load.fresh_engines(now, policy.load_stale_after);
-            engines.is_some_and(|sum| backlog(sum, policy).is_some())
-                && load.fresh_gateway(now, policy.load_stale_after).is_some()
-        };
-        let engines = load.and_then(|load| load.engines.as_ref());
-        let gateway = load.and_then(|load| load.gateway.as_ref());
-        let speed = gateway.and_then(|sum| sum.load.prefill_ms_per_token);
+    fn of(question: &Question<'_>, seat: &'a Seat) -> Self {
+        let (policy, now) = (question.local.policy, question.now);
+        let told = &seat.load;
+        let (engines, gateway) = (told.engines.as_ref(), told.gateway.as_ref());
+        let fresh = |at| now.saturating_since(at) <= policy.load_stale_after;
+        let known = engines.is_some_and(|it| it.backlog != Backlog::Unknown && fresh(it.at))
+            && gateway.is_some_and(|it| fresh(it.at));
+        let speed = gateway.and_then(|it| it.prefill_ms_per_token);
         Self {
-            engines,
-            gateway,
-            relayed_tokens: load.map_or(0.0, |load| load.relayed_tokens() as f64),
-            known: load.is_some_and(fresh),
-            ranks: engines.map_or(1.0, |sum| f64::from(sum.ranks.unwrap_or(1).max(1))),
+            told,
+            known,
+            ranks: engines.map_or(1.0, |it| it.ranks),
             ms_per_token: speed
                 .map_or(policy.prior_prefill_ms_per_token, f64::from)
                 .clamp(PREFILL_MS_PER_TOKEN.0, PREFILL_MS_PER_TOKEN.1),
-            own: own(site, model, local.inflight),
-            gateway_age_ms: gateway.map_or(0.0, |sum| millis(now.saturating_since(sum.at))),
+            own: own(question, seat),
+            gateway_age_ms: gateway.map_or(0.0, |it| millis(now.saturating_since(it.at))),
         }
     }
 
@@ -184,10 +174,10 @@ impl<'a> Load<'a> {
     ///
     /// An old report is better than none: it still counts, if it says more than the prior.
     fn queue_ms(&self, policy: &Policy) -> f64 {
-        let foreign = self.engines.and_then(|sum| backlog(sum, policy));
-        let foreign = foreign.unwrap_or(0.0);
+        let foreign = self.told.engines.as_ref();
+        let foreign = foreign.map_or(0.0, |engines| tokens(engines.backlog, policy));
         let wait = |tokens: f64| tokens * self.ms_per_token / self.ranks;
-        let reported = wait(self.relayed_tokens + foreign);
+        let reported = wait(self.told.relayed_tokens + foreign);
         let reported = if self.known {
             reported
         } else {
@@ -206,7 +196,8 @@ impl<'a> Load<'a> {
         if there < places {
             return 0.0;
         }
-        let measured = self.gateway.and_then(|sum| sum.load.serving_ms);
+        let gateway = self.told.gateway.as_ref();
+        let measured = gateway.and_then(|gateway| gateway.serving_ms);
         let serving_ms = measured
             .map_or(policy.prior_serving_ms, f64::from)
             .clamp(SERVING_MS.0, SERVING_MS.1);
@@ -215,17 +206,15 @@ impl<'a> Load<'a> {
 
     /// Requests that are there, whichever way they came, and how many are computed at once.
     fn places(&self) -> Option<(f64, f64)> {
-        let engines = self.engines?;
-        let places = engines.max_requests.filter(|places| *places > 0)?;
-        let relayed = self.gateway.map_or(0, |sum| sum.load.in_flight);
-        let others = engines.foreign.requests.saturating_add(relayed);
-        let there = others.saturating_add(self.own.requests);
-        Some((there.into(), places.into()))
+        let places = self.told.engines.as_ref()?.places?;
+        let there = self.told.requests.saturating_add(self.own.requests);
+        Some((there.into(), places.get().into()))
     }
 
     /// By what there is less of: memory or places.
     fn spare(&self) -> f64 {
-        let kv_use = self.engines.and_then(|sum| sum.kv_use);
+        let engines = self.told.engines.as_ref();
+        let kv_use = engines.and_then(|engines| engines.kv_use);
         let taken = self.places().map_or(0.0, |(there, places)| there / places);
         let used = kv_use.map_or(UNKNOWN_KV_USE, f64::from).max(taken);
         (self.ranks * (1.0 - used.clamp(0.0, 1.0))).max(LEAST_SPARE)
@@ -233,9 +222,8 @@ impl<'a> Load<'a> {
 
     /// The wait that requests like this one add, if they came as the relays say.
     fn growth_ms(&self, transit_ms: f64, prefill_ms: f64) -> f64 {
-        let arrivals_per_s = self
-            .gateway
-            .map_or(0.0, |sum| f64::from(sum.load.arrivals_per_s));
+        let gateway = self.told.gateway.as_ref();
+        let arrivals_per_s = gateway.map_or(0.0, |gateway| f64::from(gateway.arrivals_per_s));
         let arrived = arrivals_per_s * (self.gateway_age_ms + transit_ms) / 1000.0;
         let growth = arrived * prefill_ms / self.ranks;
         if growth.is_finite() {
@@ -247,18 +235,20 @@ impl<'a> Load<'a> {
 }
 
 /// Prompt tokens that wait in the engines past the relays, as far as that is told.
-fn backlog(sum: &EngineSum, policy: &Policy) -> Option<f64> {
-    let foreign = &sum.foreign;
-    let tokens = foreign.waiting_tokens.map(|tokens| tokens as f64);
-    let requests = foreign.waiting.map(f64::from);
-    tokens.or(requests.map(|waiting| waiting * policy.assumed_request_tokens))
+const fn tokens(backlog: Backlog, policy: &Policy) -> f64 {
+    match backlog {
+        Backlog::Unknown => 0.0,
+        Backlog::Tokens(tokens) => tokens,
+        Backlog::Requests(waiting) => waiting * policy.assumed_request_tokens,
+    }
 }
 
 /// Own requests above each relay's echo, over all of the site's relays.
-fn own(site: &SiteView, model: ModelId, inflight: &Inflight) -> OwnLoad {
+fn own(question: &Question<'_>, seat: &Seat) -> OwnLoad {
+    let inflight = question.local.inflight;
     let mut sum = OwnLoad::default();
-    for relay in &site.relays {
-        let own = inflight.above(&relay.id, model, site.load.echo(&relay.id));
+    for lane in &question.plan.lanes[seat.lanes()] {
+        let own = inflight.above((&lane.relay, lane.hash), seat.model, lane.echo);
         sum.requests = sum.requests.saturating_add(own.requests);
         sum.queued_tokens = sum.queued_tokens.saturating_add(own.queued_tokens);
     }
@@ -267,15 +257,10 @@ fn own(site: &SiteView, model: ModelId, inflight: &Inflight) -> OwnLoad {
 
 /// Time from the first to the last byte sent: the window doubles each round trip until it
 /// covers the path's rate, from then on the rate counts.
-pub(super) fn upload_ms(bytes: u64, relay: &RelayView) -> f64 {
-    let rtt_ms = millis(relay.rtt);
-    let rate = relay
-        .path_rate
-        .filter(|rate| rate.is_finite() && *rate > 0.0)
-        .map(|bytes_per_s| bytes_per_s / 1000.0);
+pub(super) fn upload_ms(bytes: u64, path: &Path) -> f64 {
+    let (rtt_ms, rate) = (path.rtt_ms, path.bytes_per_ms);
     let wire_ms = |bytes: f64| rate.map_or(0.0, |rate| bytes / rate);
-    let mut window = relay.window.map_or(INITIAL_WINDOW, |window| window as f64);
-    window = window.max(1.0);
+    let mut window = path.window.unwrap_or(INITIAL_WINDOW);
     let mut left = bytes as f64;
     let mut spent_ms = 0.0;
     while left > window && rate.is_none_or(|rate| window < rate * rtt_ms) {

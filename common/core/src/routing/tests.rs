@@ -17,6 +17,7 @@ mod grid;
 mod herd;
 mod predicted;
 mod properties;
+mod walked;
 
 /// A decision's inputs, as most tests need them.
 struct Case {
@@ -110,9 +111,8 @@ impl Case {
 
     fn exclusion(&self, site: &str) -> String {
         let decision = self.decide(1);
-        let mut candidates = decision.candidates.iter();
-        let candidate = candidates.find(|candidate| candidate.site.as_str() == site);
-        match &candidate.unwrap().verdict {
+        let candidate = decision.candidate(&SiteId::new(site).unwrap());
+        match candidate.unwrap().verdict {
             Verdict::Excluded(exclusion) => exclusion.to_string(),
             Verdict::Scored(_) => panic!("{site} is not excluded"),
         }
@@ -120,8 +120,7 @@ impl Case {
 
     fn score(&self, site: &str) -> Score {
         let decision = self.decide(1);
-        let mut candidates = decision.candidates.iter();
-        let candidate = candidates.find(|candidate| candidate.site.as_str() == site);
+        let candidate = decision.candidate(&SiteId::new(site).unwrap());
         candidate.unwrap().score().unwrap().clone()
     }
 }

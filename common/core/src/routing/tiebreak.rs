@@ -17,7 +17,7 @@ use core::cmp::Ordering;
 
 use rand::Rng;
 
-use crate::id::SiteId;
+use crate::view::plan::Names;
 
 use super::policy::Policy;
 use super::score::Score;
@@ -39,10 +39,12 @@ pub enum Pick {
     Affine(usize),
 }
 
-/// Picks among scored sites; `None` if there are none. The index is that of `scored`.
+/// Picks among scored sites, told by their places; `None` if there are none. The index is that
+/// of `scored`.
 pub(super) fn pick(
-    scored: &[(&SiteId, &Score)],
+    scored: &[(usize, &Score)],
     session: Option<u64>,
+    names: &Names,
     policy: &Policy,
     rng: &mut impl Rng,
 ) -> Option<(usize, Pick)> {
@@ -61,8 +63,8 @@ pub(super) fn pick(
         [only] => (only.index, Pick::Cheapest),
         several => match session {
             Some(session) => {
-                let name = |equal: &Equal| scored[equal.index].0.as_str();
-                let weight = |equal: &&Equal| super::rendezvous(session, name(equal));
+                let name = |equal: &Equal| names.site(scored[equal.index].0);
+                let weight = |equal: &&Equal| super::rendezvous(session, name(equal).as_str());
                 let own = several.iter().max_by_key(weight)?;
                 (own.index, Pick::Affine(several.len()))
             }
@@ -80,13 +82,13 @@ fn deeper(a: &Score, b: &Score) -> Ordering {
 
 /// The sites that are as good as `best`, itself among them.
 fn equals(
-    scored: &[(&SiteId, &Score)],
+    scored: &[(usize, &Score)],
     best: &Score,
     (least_ms, band): (f64, f64),
     policy: &Policy,
 ) -> Vec<Equal> {
     let arrived = (GAIN * best.growth_ms).min(policy.spread_limit_ms.max(0.0));
-    let equal = |(index, (_, score)): (usize, &(&SiteId, &Score))| {
+    let equal = |(index, (_, score)): (usize, &(usize, &Score))| {
         let peer = (score.fixed_ms - best.fixed_ms).abs() <= band;
         let equal = Equal {
             index,

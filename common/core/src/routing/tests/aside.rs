@@ -15,7 +15,7 @@ fn a_site_that_is_set_aside_is_weighed_as_if_no_tokens_were_known() {
     case.aside = vec![SiteId::new("iad").unwrap()];
 
     let decision = case.decide(1);
-    let iad = decision.candidates[1].score().unwrap();
+    let iad = decision.candidates().nth(1).unwrap().score().unwrap();
     assert_eq!(iad.overlap, Overlap::default());
     assert_eq!(case.chosen(), "fra");
     let told = decision.to_string();

@@ -11,9 +11,7 @@ fn sent(case: &mut Case, site: &str) -> Predictions {
     let model = ModelName::new(MODEL).unwrap().id();
     case.chains.hash_for(&case.view, model);
     let site = case.view.site(&SiteId::new(site).unwrap()).unwrap();
-    let known = case.decide(1).candidates;
-    let known = known.iter().find(|of| of.site == site.site).unwrap();
-    let tokens = known.score().unwrap().overlap.tokens;
+    let tokens = case.score(site.site.as_str()).overlap.tokens;
     let blocks = sent_beyond(site, model, &case.chains, tokens);
     let place = all.predicted().place(&site.site, model);
     all.note(&place, blocks, NOW + Duration::from_secs(1));

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::super::score::upload_ms;
 use super::super::tiebreak::band_ms;
 use super::*;
+use crate::view::plan::Path;
 
 /// One site of a random grid, in plain numbers.
 #[derive(Clone, Debug)]
@@ -121,9 +122,9 @@ proptest! {
     ) {
         let decision = case(prompt_tokens, &sites).decide(1);
 
-        prop_assert_eq!(decision.candidates.len(), sites.len());
-        for candidate in &decision.candidates {
-            let plain = &sites[index_of(&candidate.site)];
+        prop_assert_eq!(decision.candidates().len(), sites.len());
+        for candidate in decision.candidates() {
+            let plain = &sites[index_of(candidate.site)];
             match candidate.score() {
                 Some(score) => {
                     prop_assert!(plain.eligible());
@@ -144,7 +145,7 @@ proptest! {
         warmer[0].depth += more;
         let total = |sites: &[Plain]| {
             let decision = case(prompt_tokens, sites).decide(1);
-            let score = decision.candidates[0].score().map(|score| score.total_ms);
+            let score = decision.candidates().next().unwrap().score().map(|score| score.total_ms);
             let chosen = decision.outcome.ok().map(|choice| index_of(&choice.site));
             (score, chosen)
         };
@@ -200,7 +201,7 @@ proptest! {
         let mut site = Site::new("fra", rtt_ms).build();
         site.relays[0].path_rate = rate;
         site.relays[0].window = window;
-        let upload = |bytes| upload_ms(bytes, &site.relays[0]);
+        let upload = |bytes| upload_ms(bytes, &Path::to(&site.relays[0]));
 
         prop_assert!(upload(bytes).is_finite());
         prop_assert!(upload(bytes) <= upload(bytes + more) + 1e-6);
