@@ -93,7 +93,8 @@ pub fn depths<W: Words>(targets: &[Target<'_, W>], chain: &[ChainHash]) -> Vec<u
         }
         let looks = (ROUND_LOOKS / open.len()).clamp(1, POOL_LOOKS);
         for &at in &open {
-            intervals[at].plan(looks, &known, |length| round.add(at, length));
+            round.begin(at);
+            intervals[at].plan(looks, &known, |length| round.add(length));
         }
         round.look();
         round.tell(|at, looks| intervals[at].narrow(looks));
@@ -112,11 +113,12 @@ pub fn confirm<W: Words>(target: Target<'_, W>, chain: &[ChainHash], limit: u32)
     }
     let chain = &chain[..chain.len().min(limit as usize)];
     let class = |chain: &ChainHash| target.reader.geometry().class(target.key, *chain);
+    let table = target.reader.open();
     let mut depth = 0;
     for blocks in chain.chunks(CONFIRMED) {
         let mut seen = [false; CONFIRMED];
         for (seen, block) in seen.iter_mut().zip(blocks) {
-            *seen = target.reader.glimpse(class(block));
+            *seen = table.glimpse(table.spot(class(block)));
         }
         let held = |(seen, block): (bool, &ChainHash)| seen || target.reader.contains(class(block));
         let all_held = seen.into_iter().zip(blocks).take_while(|look| held(*look));

@@ -55,21 +55,57 @@ impl<W: Words> Store<W> {
         }
     }
 
-    /// The two buckets of a class, for readers; none if it is of a larger table.
+    /// Where a class is looked for; in a larger table than this perhaps nowhere.
     #[inline]
-    pub(super) fn pair(&self, geometry: &Geometry, class: Class) -> Option<Pair<'_, W::Entries>> {
+    pub(super) fn spot(&self, geometry: &Geometry, class: Class) -> Spot {
         let seat = geometry.seat(class);
         let (even, odd) = geometry.indices(seat);
-        Some(match self {
-            Self::Packed(words) => Pair::Packed {
-                words: [words.get(even)?, words.get(odd)?],
-                fingerprint: seat.fingerprint(),
+        // No table has more buckets than fit.
+        let place = |index| u32::try_from(index).unwrap_or(u32::MAX);
+        Spot {
+            buckets: [place(even), place(odd)],
+            entry: match self {
+                Self::Packed(_) => seat.fingerprint().into(),
+                Self::Whole(_) => class.to_bits(),
             },
-            Self::Whole(quads) => Pair::Whole {
-                quads: [quads.get(even)?, quads.get(odd)?],
-                class: class.to_bits(),
-            },
-        })
+        }
+    }
+
+    /// Whether either bucket of a spot has its entry at a first look.
+    ///
+    /// All loads are issued before any is looked at: they miss the cache together.
+    #[inline]
+    pub(super) fn holds(&self, spot: Spot) -> bool {
+        let [even, odd] = spot.buckets.map(|bucket| bucket as usize);
+        match self {
+            Self::Packed(words) => {
+                let fingerprint = bucket::lane(spot.entry, 0);
+                let word = |bucket: usize| words.get(bucket).map_or(0, Word::load);
+                let (even, odd) = (word(even), word(odd));
+                bucket::holds(even, fingerprint) | bucket::holds(odd, fingerprint)
+            }
+            Self::Whole(quads) => {
+                let holds =
+                    |bucket: usize| quads.get(bucket).is_some_and(|it| it.holds(spot.entry));
+                holds(even) | holds(odd)
+            }
+        }
+    }
+
+    /// Brings both buckets of a spot into the cache; the word means nothing.
+    #[inline]
+    pub(super) fn read(&self, spot: Spot) -> u64 {
+        let [even, odd] = spot.buckets.map(|bucket| bucket as usize);
+        match self {
+            Self::Packed(words) => {
+                let word = |bucket: usize| words.get(bucket).map_or(0, Word::own);
+                word(even) | word(odd)
+            }
+            Self::Whole(quads) => {
+                let word = |bucket: usize| quads.get(bucket).map_or(0, |it| it.0[0].own());
+                word(even) | word(odd)
+            }
+        }
     }
 
     /// The fingerprints in a bucket, as lanes of one word.
@@ -204,35 +240,9 @@ impl<W: Words> Store<W> {
 }
 
 /// The two buckets of a class, the even one first, and what to look for in them.
-pub(super) enum Pair<'a, E> {
-    Packed { words: [&'a E; 2], fingerprint: u16 },
-    Whole { quads: [&'a Quad<E>; 2], class: u64 },
-}
-
-impl<E: Word> Pair<'_, E> {
-    /// Whether either bucket has it at a first look.
-    ///
-    /// All loads are issued before any is looked at: they miss the cache together.
-    #[inline]
-    pub(super) fn holds(&self) -> bool {
-        match self {
-            Self::Packed {
-                words: [even, odd],
-                fingerprint,
-            } => bucket::holds(even.load(), *fingerprint) | bucket::holds(odd.load(), *fingerprint),
-            Self::Whole {
-                quads: [even, odd],
-                class,
-            } => even.holds(*class) | odd.holds(*class),
-        }
-    }
-
-    /// Brings both into the cache; the word means nothing.
-    #[inline]
-    pub(super) fn read(&self) -> u64 {
-        match self {
-            Self::Packed { words, .. } => words[0].own() | words[1].own(),
-            Self::Whole { quads, .. } => quads[0].0[0].own() | quads[1].0[0].own(),
-        }
-    }
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spot {
+    buckets: [u32; 2],
+    /// A fingerprint, or a whole class.
+    entry: u64,
 }

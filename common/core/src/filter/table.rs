@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use super::class::Class;
 use super::geometry::Geometry;
-use super::store::{Pair, Store};
+use super::store::{Spot, Store};
 use super::words::{Std, Word, Words};
 
 /// Entries that found no place in their buckets, at most.
@@ -61,12 +61,10 @@ impl<W: Words> Table<W> {
 
     #[inline]
     fn contains(&self, class: Class) -> bool {
-        let Some(pair) = self.pair(class) else {
-            return false;
-        };
+        let spot = self.store.spot(&self.geometry, class);
         let mut moves = self.shared.moves.load();
         loop {
-            if pair.holds() {
+            if self.store.holds(spot) {
                 return true;
             }
             if self.shared.overflowed.load() != 0 && self.overflow_holds(class) {
@@ -80,28 +78,10 @@ impl<W: Words> Table<W> {
         }
     }
 
-    /// Whether the class is in its buckets at a first look; "no" means nothing.
-    #[inline]
-    fn glimpse(&self, class: Class) -> bool {
-        self.pair(class).is_some_and(|pair| pair.holds())
-    }
-
     /// Both buckets of a class, as one word that means nothing.
     #[inline]
     pub(super) fn read(&self, class: Class) -> u64 {
-        self.pair(class).map_or(0, |pair| pair.read())
-    }
-
-    #[inline]
-    fn pair(&self, class: Class) -> Option<Pair<'_, W::Entries>> {
-        self.store.pair(&self.geometry, class)
-    }
-
-    /// Whether all words read since the count of moves was this one are of one such time, and
-    /// there were no entries but those in the buckets.
-    #[inline]
-    fn stood_still(&self, since: Glance) -> bool {
-        self.shared.overflowed.load() == 0 && self.shared.moves.load() == since.moves
+        self.store.read(self.store.spot(&self.geometry, class))
     }
 
     #[cold]
@@ -112,8 +92,58 @@ impl<W: Words> Table<W> {
     }
 }
 
+/// A table whose parts are at hand, so that a look needs not go through its reader to them.
+pub(super) struct Open<'a, W: Words> {
+    geometry: Geometry,
+    store: &'a Store<W>,
+    shared: &'a Shared<W>,
+}
+
+impl<W: Words> Open<'_, W> {
+    /// The class of a mixed hash.
+    #[inline]
+    pub(super) fn class_of_mixed(&self, mixed: u64) -> Class {
+        self.geometry.class_of_mixed(mixed)
+    }
+
+    /// Where to look for a class.
+    #[inline]
+    pub(super) fn spot(&self, class: Class) -> Spot {
+        self.store.spot(&self.geometry, class)
+    }
+
+    /// Brings a spot's buckets into the cache; the word means nothing.
+    #[inline]
+    pub(super) fn read(&self, spot: Spot) -> u64 {
+        self.store.read(spot)
+    }
+
+    /// Looks at a spot without a branch that waits for it, so that many looks wait together;
+    /// "yes" is final, "no" only if the table stood still.
+    #[inline]
+    pub(super) fn glimpse(&self, spot: Spot) -> bool {
+        self.store.holds(spot)
+    }
+
+    /// Begins some looks, of which [`Self::stood_still`] then says what "no" was worth.
+    #[inline]
+    pub(super) fn glance(&self) -> Glance {
+        Glance {
+            moves: self.shared.moves.load(),
+        }
+    }
+
+    /// Whether each "no" since a glance is final; otherwise they have to be asked again: whether
+    /// all words read since are of one time between two moves, and there were no entries but
+    /// those in the buckets.
+    #[inline]
+    pub(super) fn stood_still(&self, since: Glance) -> bool {
+        self.shared.overflowed.load() == 0 && self.shared.moves.load() == since.moves
+    }
+}
+
 /// The beginning of some looks: how many moves had been counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Glance {
     moves: u64,
 }
@@ -137,31 +167,14 @@ impl<W: Words> Reader<W> {
         self.table.contains(class)
     }
 
-    /// Begins some looks, of which [`Self::stood_still`] then says what "no" was worth.
+    /// The table for looks that are gone through again and again.
     #[inline]
-    pub(super) fn glance(&self) -> Glance {
-        Glance {
-            moves: self.table.shared.moves.load(),
+    pub(super) fn open(&self) -> Open<'_, W> {
+        Open {
+            geometry: self.table.geometry,
+            store: &self.table.store,
+            shared: &self.table.shared,
         }
-    }
-
-    /// Looks at the class's buckets without a branch that waits for them, so that many looks
-    /// wait together; "yes" is final, "no" only if the table stood still.
-    #[inline]
-    pub(super) fn glimpse(&self, class: Class) -> bool {
-        self.table.glimpse(class)
-    }
-
-    /// Brings the class's buckets into the cache; the word means nothing.
-    #[inline]
-    pub(super) fn read(&self, class: Class) -> u64 {
-        self.table.read(class)
-    }
-
-    /// Whether each "no" since a glance is final; otherwise they have to be asked again.
-    #[inline]
-    pub(super) fn stood_still(&self, since: Glance) -> bool {
-        self.table.stood_still(since)
     }
 
     /// The table's geometry.

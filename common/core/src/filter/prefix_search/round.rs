@@ -4,104 +4,130 @@ use core::hint::black_box;
 
 use super::Target;
 use crate::block::ChainHash;
-use crate::filter::class::Class;
 use crate::filter::key::MixKey;
-use crate::filter::table::Glance;
+use crate::filter::store::Spot;
+use crate::filter::table::{Glance, Open};
 use crate::filter::words::Words;
 
 /// The looks of a round; the memory is kept for the next.
 pub(super) struct Round<'a, W: Words> {
     targets: &'a [Target<'a, W>],
+    /// Their tables, next to each other.
+    tables: Vec<Open<'a, W>>,
     chain: &'a [ChainHash],
     mixed: Mixed<'a>,
+    groups: Vec<Group>,
     looks: Vec<Look>,
-    glances: Vec<Glance>,
+    spots: Vec<Placed>,
 }
 
 /// Whether a target holds the last block of a length.
+#[derive(Clone, Copy)]
 pub(super) struct Look {
-    target: usize,
     pub(super) length: u32,
     pub(super) seen: bool,
-    class: Class,
+}
+
+/// Where a look goes.
+#[derive(Clone, Copy)]
+struct Placed {
+    target: u32,
+    spot: Spot,
+}
+
+/// The looks into one target.
+struct Group {
+    target: usize,
+    /// Where they begin; they end where the next ones begin.
+    start: usize,
+    since: Glance,
 }
 
 #[cfg(test)]
 impl Look {
     /// What is seen of a length, for tests of what follows from it.
     pub(super) const fn seen(length: u32, seen: bool) -> Self {
-        Self {
-            target: 0,
-            length,
-            seen,
-            class: Class::of_mixed(0),
-        }
+        Self { length, seen }
     }
 }
 
 impl<'a, W: Words> Round<'a, W> {
     pub(super) fn new(targets: &'a [Target<'a, W>], chain: &'a [ChainHash]) -> Self {
+        let room = targets.len().max(super::ROUND_LOOKS) * 4;
         Self {
             targets,
+            tables: targets.iter().map(|target| target.reader.open()).collect(),
             chain,
             mixed: Mixed::default(),
-            looks: Vec::with_capacity(4 * super::ROUND_LOOKS),
-            glances: Vec::with_capacity(targets.len()),
+            groups: Vec::with_capacity(targets.len()),
+            looks: Vec::with_capacity(room),
+            spots: Vec::with_capacity(room),
         }
     }
 
-    /// Adds a look; those of one target come one after the other.
+    /// Begins the looks into a target, which are then added.
     #[inline]
-    pub(super) fn add(&mut self, target: usize, length: u32) {
-        let Target { reader, key, .. } = self.targets[target];
+    pub(super) fn begin(&mut self, target: usize) {
+        self.groups.push(Group {
+            target,
+            start: self.looks.len(),
+            since: Glance::default(),
+        });
+    }
+
+    /// Adds a look into the target that was begun last.
+    #[inline]
+    pub(super) fn add(&mut self, length: u32) {
+        let Some(Group { target, .. }) = self.groups.last() else {
+            return;
+        };
+        let key = self.targets[*target].key;
         let mixed = self.mixed.of(key, self.chain, length);
         self.looks.push(Look {
-            target,
             length,
             seen: false,
-            class: reader.geometry().class_of_mixed(mixed),
+        });
+        let table = &self.tables[*target];
+        self.spots.push(Placed {
+            target: u32::try_from(*target).unwrap_or(u32::MAX),
+            spot: table.spot(table.class_of_mixed(mixed)),
         });
     }
 
     /// Looks, without a branch that waits for what is seen.
     ///
-    /// All buckets are read once before: the less is done with each, the more of them a
-    /// processor has under way.
+    /// All buckets are read once before, by a loop that does nothing else: the less is done with
+    /// each, the more of them a processor has under way.
     pub(super) fn look(&mut self) {
-        let read = |look: &Look| self.targets[look.target].reader.read(look.class);
-        black_box(self.looks.iter().map(read).fold(0, |all, word| all | word));
-        let mut last = usize::MAX;
-        for look in &mut self.looks {
-            let reader = self.targets[look.target].reader;
-            if look.target != last {
-                self.glances.push(reader.glance());
-                last = look.target;
-            }
-            look.seen = reader.glimpse(look.class);
+        let tables = self.tables.as_slice();
+        for group in &mut self.groups {
+            group.since = tables[group.target].glance();
+        }
+        let read = |placed: &Placed| tables[placed.target as usize].read(placed.spot);
+        black_box(self.spots.iter().map(read).fold(0, |all, word| all | word));
+        for (look, placed) in self.looks.iter_mut().zip(&self.spots) {
+            look.seen = tables[placed.target as usize].glimpse(placed.spot);
         }
     }
 
     /// Tells each target what was seen of it, and ends the round.
     pub(super) fn tell(&mut self, mut tell: impl FnMut(usize, &[Look])) {
-        let mut glances = self.glances.drain(..);
-        for looks in self
-            .looks
-            .chunk_by_mut(|one, next| one.target == next.target)
-        {
-            let target = looks[0].target;
-            let reader = self.targets[target].reader;
-            if !glances
-                .next()
-                .is_some_and(|since| reader.stood_still(since))
-            {
+        let ends = self.groups.iter().skip(1).map(|next| next.start);
+        let ends = ends.chain([self.looks.len()]);
+        for (group, end) in self.groups.iter().zip(ends) {
+            let looks = &mut self.looks[group.start..end];
+            if !self.tables[group.target].stood_still(group.since) {
+                let Target { reader, key, .. } = self.targets[group.target];
                 for look in looks.iter_mut().filter(|look| !look.seen) {
-                    look.seen = reader.contains(look.class);
+                    let block = self.chain[look.length as usize - 1];
+                    look.seen = reader.contains(reader.geometry().class(key, block));
                 }
             }
-            tell(target, looks);
+            tell(group.target, looks);
         }
-        drop(glances);
+        self.groups.clear();
         self.looks.clear();
+        self.spots.clear();
     }
 }
 

@@ -187,9 +187,10 @@ fn glimpse_beside_a_move<W: Words>(form: Form) {
     let reader = writer.reader();
     let work = thread::spawn(move || writer.insert(newcomer).unwrap());
 
-    let since = reader.glance();
-    let seen = reader.glimpse(wanted);
-    let stood_still = reader.stood_still(since);
+    let table = reader.open();
+    let since = table.glance();
+    let seen = table.glimpse(table.spot(wanted));
+    let stood_still = table.stood_still(since);
     assert!(seen || !stood_still, "missed");
     assert!(seen || reader.contains(wanted), "missed");
 
