@@ -20,7 +20,7 @@ use crate::time::Instant;
 
 pub use lead::{Knowledge, Lead, LeadConfig, Standing};
 
-use plan::{Names, Plan, Plans};
+use plan::{Lane, Names, Plan, Plans};
 
 mod lead;
 pub(crate) mod plan;
@@ -201,6 +201,11 @@ impl GridView {
     /// What decisions about a model need of its sites; `None` if none lists it.
     pub(crate) fn plan(&self, asked: ModelId) -> Option<&Plan> {
         self.plans.get(asked)
+    }
+
+    /// What relays include of this edge's requests; a plan's seats say which are whose.
+    pub(crate) fn lanes(&self) -> &[Lane] {
+        &self.plans.lanes
     }
 
     /// Who the sites and their relays are.

@@ -247,7 +247,7 @@ const fn tokens(backlog: Backlog, policy: &Policy) -> f64 {
 fn own(question: &Question<'_>, seat: &Seat) -> OwnLoad {
     let inflight = question.local.inflight;
     let mut sum = OwnLoad::default();
-    for lane in &question.plan.lanes[seat.lanes()] {
+    for lane in &question.view.lanes()[seat.lanes()] {
         let own = inflight.above((&lane.relay, lane.hash), seat.model, lane.echo);
         sum.requests = sum.requests.saturating_add(own.requests);
         sum.queued_tokens = sum.queued_tokens.saturating_add(own.queued_tokens);

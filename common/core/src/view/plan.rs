@@ -31,6 +31,8 @@ mod names;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plans {
     models: BTreeMap<ModelId, Plan>,
+    /// Those of all relays, by site, and within it in the site's order.
+    pub(super) lanes: Vec<Lane>,
     pub(super) names: Arc<Names>,
 }
 
@@ -41,8 +43,6 @@ pub(crate) struct Plan {
     pub(crate) seats: Vec<Seat>,
     /// By seat, and within it in the site's order.
     pub(crate) pools: Vec<Pool>,
-    /// By seat, and within it in the site's order.
-    pub(crate) lanes: Vec<Lane>,
     /// Cards that differ: sites with one of them see one prompt.
     pub(crate) cards: Vec<Option<CardDigest>>,
     /// Ways of naming a prompt's blocks that differ.
@@ -163,14 +163,19 @@ impl Plans {
     /// Lays out sites that are in their order.
     pub(super) fn new(sites: &[SiteView]) -> Self {
         let mut models: BTreeMap<ModelId, Plan> = BTreeMap::new();
+        let mut all = Vec::new();
         for (place, site) in sites.iter().enumerate() {
+            let start = all.len();
+            all.extend(lanes(site));
+            let lanes = since(start, all.len());
             for (asked, model) in asked_for(site) {
                 let plan = models.entry(asked).or_default();
-                plan.add((place, site), model);
+                plan.add((place, site), model, lanes.clone());
             }
         }
         Self {
             models,
+            lanes: all,
             names: Arc::new(Names::of(sites)),
         }
     }
@@ -196,7 +201,7 @@ fn asked_for(site: &SiteView) -> Vec<(ModelId, &ModelView)> {
 }
 
 impl Plan {
-    fn add(&mut self, (place, site): (usize, &SiteView), model: &ModelView) {
+    fn add(&mut self, (place, site): (usize, &SiteView), model: &ModelView, lanes: Range<u32>) {
         let info = model.card.as_ref();
         let card = intern(&mut self.cards, info.map(|info| info.digest));
         let pools = self.pools.len();
@@ -212,13 +217,6 @@ impl Plan {
             let kind = first.unwrap_or(Kind::hashed(info.block_size, info.format));
             intern(&mut self.readings, Reading { card, kind })
         });
-        let lanes = self.lanes.len();
-        let lane = |relay: &RelayView| Lane {
-            relay: relay.id.clone(),
-            hash: name_hash(relay.id.as_str()),
-            echo: site.load.echo(&relay.id),
-        };
-        self.lanes.extend(site.relays.iter().map(lane));
         self.seats.push(Seat {
             site: place,
             model: model.id,
@@ -230,7 +228,7 @@ impl Plan {
             load: Load::of(site.load.model(model.id)),
             sent,
             pools: since(pools, self.pools.len()),
-            lanes: since(lanes, self.lanes.len()),
+            lanes,
         });
     }
 }
@@ -241,7 +239,7 @@ impl Seat {
         self.pools.start as usize..self.pools.end as usize
     }
 
-    /// Its relays' lanes among all of the plan.
+    /// Its relays' lanes among all of the view.
     pub(crate) const fn lanes(&self) -> Range<usize> {
         self.lanes.start as usize..self.lanes.end as usize
     }
@@ -259,6 +257,15 @@ impl Pool {
             filter: pool.replica.filter.clone()?,
         })
     }
+}
+
+/// What a site's relays include of this edge's requests, whatever the model.
+fn lanes(site: &SiteView) -> impl Iterator<Item = Lane> {
+    site.relays.iter().map(|relay| Lane {
+        relay: relay.id.clone(),
+        hash: name_hash(relay.id.as_str()),
+        echo: site.load.echo(&relay.id),
+    })
 }
 
 /// The way to a site's relay, if it has one and that serves the model.
