@@ -136,6 +136,8 @@ impl Pool {
                         self.blocks += event.blocks() as u64;
                         self.residency.apply(worker, event);
                     }
+                } else {
+                    self.note_unfollowed(events.len());
                 }
                 Some(Then::Applied {
                     publisher: worker.publisher,
@@ -162,9 +164,24 @@ impl Pool {
         self.refused.add(refused);
     }
 
+    fn note_unfollowed(&mut self, events: usize) {
+        if self.refused.of(Refusal::Limit) == 0 {
+            warn!("More ranks than limits.workers: what the others have cached is not followed");
+        }
+        (0..events).for_each(|_| self.refused.count(Refusal::Limit));
+    }
+
+    /// Whether something was left out for want of room. What is left of it nobody can tell.
+    fn is_cut(&self) -> bool {
+        self.refused.of(Refusal::Limit) > 0 || self.residency.stats().refused > 0
+    }
+
     /// How much the pool knows at `now`.
     pub(super) fn completeness(&self, now: Instant) -> Completeness {
-        self.knowledge.completeness(now)
+        match self.knowledge.completeness(now) {
+            Completeness::Whole if self.is_cut() => Completeness::Incomplete,
+            known => known,
+        }
     }
 
     /// When the completeness changes by itself.
@@ -305,8 +322,30 @@ mod tests {
         let mut pool = Pool::new(1, DEVICE, &limits, at(0));
         pool.handle(stored(7, 0, 0, 1));
 
+        pool.set_state(0, Some(FeedState::Whole), at(1));
+        assert_eq!(pool.completeness(at(1)), Completeness::Whole);
         pool.handle(stored(7, 1, 1, 2));
 
         assert_eq!(pool.published(), [1]);
+        assert_eq!(pool.refused.of(Refusal::Limit), 1);
+        assert_eq!(pool.completeness(at(1)), Completeness::Incomplete);
+    }
+
+    #[test]
+    fn a_pool_without_room_for_a_block_is_not_whole() {
+        let limits = LimitsTable {
+            entries: 1,
+            ..LimitsTable::default()
+        };
+        let mut pool = Pool::new(1, DEVICE, &limits, at(0));
+        pool.set_state(0, Some(FeedState::Whole), at(1));
+        pool.handle(stored(7, 0, 0, 1));
+        assert_eq!(pool.published(), [1]);
+        assert_eq!(pool.completeness(at(1)), Completeness::Whole);
+
+        pool.handle(stored(7, 0, 1, 2));
+
+        assert_eq!(pool.published(), [1]);
+        assert_eq!(pool.completeness(at(1)), Completeness::Incomplete);
     }
 }

@@ -102,6 +102,8 @@ struct Feed<M> {
     /// Whether the life began without a replay, which may still tell its beginning.
     late: bool,
     state: FeedState,
+    /// Whether the publisher was ever reached.
+    met: bool,
     events: mpsc::Sender<SourceEvent>,
 }
 
@@ -121,6 +123,7 @@ impl<M: Memory> Feed<M> {
             life: None,
             late: false,
             state: FeedState::Connecting,
+            met: false,
             events,
         }
     }
@@ -141,13 +144,22 @@ impl<M: Memory> Feed<M> {
             subscription = &mut open => return Ok(subscription),
             () = sleep(self.config.gone_after) => {}
         }
-        self.end_life(FeedState::Gone).await?;
+        // Of one that was never there nobody knows that it holds nothing: the address may be wrong.
+        if self.met {
+            self.end_life(FeedState::Gone).await?;
+        } else {
+            warn!(
+                endpoint = self.config.events,
+                "Publisher was never reached: what it has cached is not known"
+            );
+        }
         Ok(open.await)
     }
 
     /// Follows a connection to its end.
     async fn follow(&mut self, mut subscription: Subscription) -> Result<(), Closed> {
         info!(endpoint = self.config.events, "Publisher connected");
+        self.met = true;
         self.connected().await?;
         let mut check_at = Instant::now() + FIRST_CHECK;
         let mut failed_checks = 0;
