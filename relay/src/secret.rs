@@ -1,19 +1,56 @@
 //! What must not be printed: it stands in files or in the environment, and the configuration
 //! says only where. It is read anew whenever it is needed, so that it may change.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use thiserror::Error;
 
 /// Where a secret is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case", remote = "Self")]
 pub(crate) enum Secret {
     /// In a file, alone; the line's end is none of it.
     File(PathBuf),
     /// In a variable of the environment.
     Env(String),
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Place)
+    }
+}
+
+/// Reads where a secret is. Who writes the secret itself there isn't told which: errors are
+/// printed.
+struct Place;
+
+impl<'de> Visitor<'de> for Place {
+    type Value = Secret;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("{ file = \"PATH\" } or { env = \"NAME\" }")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, _text: &str) -> Result<Secret, E> {
+        Err(E::custom(
+            "a secret does not stand in the configuration: { file = \"PATH\" } or { env = \"NAME\" }",
+        ))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Secret, A::Error> {
+        Secret::deserialize(MapAccessDeserializer::new(map)).map_err(A::Error::custom)
+    }
 }
 
 /// Why a secret can't be had. The operator is at fault.
@@ -70,6 +107,24 @@ pub(crate) async fn read(path: &Path) -> Result<Vec<u8>, SecretError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_secret_that_stands_in_the_configuration_is_not_printed() {
+        #[derive(Debug, Deserialize)]
+        struct Table {
+            password: Secret,
+        }
+        let read = |text: &str| toml::from_str::<Table>(text);
+
+        let place = read("password = { env = \"PASSWORD\" }").unwrap().password;
+        assert_eq!(place, Secret::Env("PASSWORD".into()));
+        for text in ["password = \"hunter2\"", "password = { hunter2 = 1 }"] {
+            let error = read(text).unwrap_err();
+            let told = error.message();
+            assert!(told.contains("file"), "{told}");
+            assert!(text.contains('{') || !told.contains("hunter2"), "{told}");
+        }
+    }
 
     #[tokio::test]
     async fn a_secret_in_a_file_ends_with_its_line() {

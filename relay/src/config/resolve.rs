@@ -190,6 +190,14 @@ fn http_uri(key: &str, text: &str) -> Result<Uri, ConfigError> {
         let reason = format!("{text:?} is not of the form http://host:port");
         return Err(wrong(key, reason));
     }
+    // It would be printed with everything that goes wrong there.
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    if authority.contains('@') {
+        return Err(wrong(
+            key,
+            "has a user's name or password in it, which is not used",
+        ));
+    }
     Ok(uri)
 }
 
