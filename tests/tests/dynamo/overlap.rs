@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use http::StatusCode;
-use kvgrid_tests::dynamo::{Dynamo, KvSource};
+use kvgrid_tests::dynamo::{Dynamo, KvSource, Release};
 use kvgrid_tests::harness::Conversation;
 
 use crate::prompts::Tokens;
@@ -14,7 +14,7 @@ use crate::{ask_settled, header, two_sites, two_sites_with};
 async fn dynamo_overlap_is_what_the_site_had_cached() {
     overlap_is_what_the_site_had_cached(
         "dynamo_overlap_is_what_the_site_had_cached",
-        KvSource::EngineZmq,
+        (KvSource::EngineZmq, Release::Current),
     )
     .await;
 }
@@ -23,7 +23,7 @@ async fn dynamo_overlap_is_what_the_site_had_cached() {
 async fn dynamo_overlap_is_what_the_site_had_cached_by_dynamos_events() {
     overlap_is_what_the_site_had_cached(
         "dynamo_overlap_is_what_the_site_had_cached_by_dynamos_events",
-        KvSource::DynamoEvents,
+        (KvSource::DynamoEvents, Release::Current),
     )
     .await;
 }
@@ -32,7 +32,7 @@ async fn dynamo_overlap_is_what_the_site_had_cached_by_dynamos_events() {
 async fn dynamo_overlap_is_what_the_site_had_cached_by_dynamos_relay() {
     overlap_is_what_the_site_had_cached(
         "dynamo_overlap_is_what_the_site_had_cached_by_dynamos_relay",
-        KvSource::DynamoRelay,
+        (KvSource::DynamoRelay, Release::Current),
     )
     .await;
 }
@@ -41,7 +41,7 @@ async fn dynamo_overlap_is_what_the_site_had_cached_by_dynamos_relay() {
 async fn dynamo_overlap_is_what_the_site_had_cached_by_nats_and_etcd() {
     overlap_is_what_the_site_had_cached(
         "dynamo_overlap_is_what_the_site_had_cached_by_nats_and_etcd",
-        KvSource::DynamoNats,
+        (KvSource::DynamoNats, Release::Current),
     )
     .await;
 }
@@ -50,17 +50,45 @@ async fn dynamo_overlap_is_what_the_site_had_cached_by_nats_and_etcd() {
 async fn dynamo_overlap_is_what_the_site_had_cached_by_kubernetes() {
     overlap_is_what_the_site_had_cached(
         "dynamo_overlap_is_what_the_site_had_cached_by_kubernetes",
-        KvSource::DynamoKubernetes,
+        (KvSource::DynamoKubernetes, Release::Current),
     )
     .await;
 }
 
-async fn overlap_is_what_the_site_had_cached(test: &str, source: KvSource) {
+#[tokio::test]
+async fn dynamo_overlap_of_an_older_release_is_what_the_site_had_cached() {
+    overlap_is_what_the_site_had_cached(
+        "dynamo_overlap_of_an_older_release_is_what_the_site_had_cached",
+        (KvSource::EngineZmq, Release::Older),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn dynamo_overlap_of_an_older_release_is_what_the_site_had_cached_by_dynamos_events() {
+    overlap_is_what_the_site_had_cached(
+        "dynamo_overlap_of_an_older_release_is_what_the_site_had_cached_by_dynamos_events",
+        (KvSource::DynamoEvents, Release::Older),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn dynamo_overlap_of_an_older_release_is_what_the_site_had_cached_by_nats_and_etcd() {
+    overlap_is_what_the_site_had_cached(
+        "dynamo_overlap_of_an_older_release_is_what_the_site_had_cached_by_nats_and_etcd",
+        (KvSource::DynamoNats, Release::Older),
+    )
+    .await;
+}
+
+async fn overlap_is_what_the_site_had_cached(test: &str, (source, release): (KvSource, Release)) {
     let Some(dynamo) = Dynamo::for_test(test) else {
         return;
     };
     let mut grid = two_sites_with(&dynamo, |options| {
         options.source = source;
+        options.release = release;
         // The cluster of the tests has one worker's pod.
         options.workers = if source == KvSource::DynamoKubernetes {
             1
