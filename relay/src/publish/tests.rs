@@ -463,6 +463,21 @@ async fn tell_exact(
     pool.tell_exact(|| blocks.map(ChainHash), relay.clock.now());
 }
 
+/// A relay with a whole pool of these blocks, and an edge that has the hashes of all.
+async fn followed_by_whole_hashes(
+    blocks: std::ops::Range<u64>,
+) -> (Relay, PoolPublisher, TestEdge) {
+    let relay = Relay::start();
+    let pool = relay.hub.pool(&spec());
+    relay.insert(&pool, blocks.clone());
+    pool.grow_if_due(|| blocks.clone().map(ChainHash));
+    relay.whole(&pool);
+    let mut edge = relay.edge_that_wants(Form::Exact, "eu-1").await;
+    tell_exact(&relay, &pool, &mut edge, blocks.clone()).await;
+    edge.until(|edge| edge.has_all(blocks.clone())).await;
+    (relay, pool, edge)
+}
+
 #[tokio::test]
 async fn an_edge_that_wants_whole_hashes_gets_them_and_another_its_filter() {
     let relay = Relay::start();
@@ -494,14 +509,7 @@ async fn an_edge_that_wants_whole_hashes_gets_them_and_another_its_filter() {
 
 #[tokio::test]
 async fn an_edge_with_whole_hashes_resumes_where_it_was() {
-    let relay = Relay::start();
-    let pool = relay.hub.pool(&spec());
-    relay.insert(&pool, 0..30_000);
-    pool.grow_if_due(|| (0..30_000).map(ChainHash));
-    relay.whole(&pool);
-    let mut edge = relay.edge_that_wants(Form::Exact, "eu-1").await;
-    tell_exact(&relay, &pool, &mut edge, 0..30_000).await;
-    edge.until(|edge| edge.has_all(0..30_000)).await;
+    let (relay, pool, mut edge) = followed_by_whole_hashes(0..30_000).await;
     let chunks = edge.chunks_received();
 
     edge.lose().await;
@@ -517,13 +525,7 @@ async fn an_edge_with_whole_hashes_resumes_where_it_was() {
 
 #[tokio::test]
 async fn whole_hashes_outgrow_their_table_as_a_filter_does() {
-    let relay = Relay::start();
-    let pool = relay.hub.pool(&spec());
-    relay.insert(&pool, 0..100);
-    relay.whole(&pool);
-    let mut edge = relay.edge_that_wants(Form::Exact, "eu-1").await;
-    tell_exact(&relay, &pool, &mut edge, 0..100).await;
-    edge.until(|edge| edge.has_all(0..100)).await;
+    let (relay, pool, mut edge) = followed_by_whole_hashes(0..100).await;
 
     relay.insert(&pool, 100..40_000);
     pool.grow_if_due(|| (0..40_000).map(ChainHash));
@@ -534,13 +536,7 @@ async fn whole_hashes_outgrow_their_table_as_a_filter_does() {
 
 #[tokio::test]
 async fn whole_hashes_are_published_on_for_a_while_and_then_no_more() {
-    let relay = Relay::start();
-    let pool = relay.hub.pool(&spec());
-    relay.insert(&pool, 0..100);
-    relay.whole(&pool);
-    let mut edge = relay.edge_that_wants(Form::Exact, "eu-1").await;
-    tell_exact(&relay, &pool, &mut edge, 0..100).await;
-    edge.until(|edge| edge.has_all(0..100)).await;
+    let (relay, pool, mut edge) = followed_by_whole_hashes(0..100).await;
     assert_eq!(pool.poll_timeout(), None);
 
     edge.lose().await;
