@@ -39,10 +39,12 @@ impl<E: Word> Quad<E> {
         slots.map(|slot| u32::from(slot.own() == 0)).sum()
     }
 
-    /// The first slot with these bits, as the writer knows it.
+    /// Puts other bits into the first slot with these, as the writer knows it; false if there is
+    /// none. Zero is an empty slot.
     #[inline]
-    fn slot(&self, bits: u64) -> Option<&E> {
-        self.0.iter().find(|slot| slot.own() == bits)
+    fn replace(&self, bits: u64, by: u64) -> bool {
+        let slot = self.0.iter().find(|slot| slot.own() == bits);
+        slot.map(|slot| slot.store(by)).is_some()
     }
 }
 
@@ -146,8 +148,7 @@ impl<W: Words> Store<W> {
                 } else {
                     even
                 };
-                let free = emptier.slot(0);
-                free.map(|slot| slot.store(class.to_bits())).is_some()
+                emptier.replace(0, class.to_bits())
             }
         }
     }
@@ -160,10 +161,7 @@ impl<W: Words> Store<W> {
                 let with = bucket::with(words[at].own(), seat.fingerprint());
                 with.map(|entries| words[at].store(entries)).is_some()
             }
-            Self::Whole(quads) => {
-                let free = quads[at].slot(0);
-                free.map(|slot| slot.store(class.to_bits())).is_some()
-            }
+            Self::Whole(quads) => quads[at].replace(0, class.to_bits()),
         }
     }
 
@@ -175,10 +173,7 @@ impl<W: Words> Store<W> {
                 let without = bucket::without(words[at].own(), seat.fingerprint());
                 without.map(|entries| words[at].store(entries)).is_some()
             }
-            Self::Whole(quads) => {
-                let held = quads[at].slot(class.to_bits());
-                held.map(|slot| slot.store(0)).is_some()
-            }
+            Self::Whole(quads) => quads[at].replace(class.to_bits(), 0),
         }
     }
 

@@ -1,7 +1,8 @@
 //! The table that one writer changes and many readers look into, and how they get along.
 //!
 //! An entry comes and goes by one store of one word, so a reader sees each of a bucket's words
-//! before or after a change. What it could miss is an entry that moves from a bucket it has yet to read into one it has read.
+//! before or after a change. What it could miss is an entry that moves from a bucket it has yet
+//! to read into one it has read.
 //! Therefore a move is: store the copy; count the move; erase the original. A reader that
 //! found nothing reads the count again, and looks again if it changed since before its look.
 //!
